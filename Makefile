@@ -1,0 +1,59 @@
+# laconic: `make` lists the targets. Everything happens in .venv; the system's Python packages are never used.
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+export PYTHONNOUSERSITE := 1
+unexport PYTHONPATH
+unexport PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-all lint types format dist bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: laconic needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Say PYTHON=/path/to/python3.11." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: pyproject.toml $(VENV)/.python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.core  ## compare optimizers on bundled data, about a minute
+	$(BIN)/laconic compare
+
+test: $(VENV)/.dev  ## run the tests (what needs real data runs if LACONIC_DATA has it, and says so if not)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -rs
+
+test-slow: $(VENV)/.dev  ## run the tests that take longer
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow -rs
+
+test-all: test test-slow  ## run every test there is
+
+lint: $(VENV)/.dev  ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## check types
+	$(BIN)/pyright
+
+format: $(VENV)/.dev  ## put the code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
+	$(BIN)/python -m build --no-isolation
+
+bench: $(VENV)/.dev  ## measure speed and memory against plain JAX and a textbook implementation
+	$(BIN)/python -m benchmarks.round
+
+clean:  ## remove what was built
+	rm -rf $(VENV) dist build *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Programs that measure; each prints its figures as one JSON object on its last line."""

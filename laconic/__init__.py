@@ -1,0 +1,1 @@
+"""laconic: learned aggregation for communication-efficient training."""

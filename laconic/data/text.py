@@ -1,0 +1,115 @@
+"""A plain text file as bytes, for next-byte prediction; Python's own standard library where no file is given.
+
+The train split is one flat array: an example is a window of context + 1 bytes at any offset. Held-out splits are
+rows of non-overlapping windows, at most 512 of them (evenly spread), so that evaluation stays cheap.
+"""
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from laconic.data.feed import Arrays, Batch, Resident
+from laconic.data.locate import find, plain, search_path
+from laconic.data.splits import Dataset, divide, permutation
+from laconic.errors import LaconicError, require_positive
+
+CLASSES = 256
+LIBRARY_BYTES = 4_000_000
+NOT_LIBRARY = {"site-packages", "dist-packages", "test", "idlelib", "lib2to3"}
+HELD_OUT_ROWS = 512
+PAGE_WINDOWS = 64  # the split deals out pages, so that few training windows span two places of the text
+LEAST_PAGES = 20
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Gathers rows of `width` bytes: from any offset of a flat array, or the given rows of a table."""
+
+    width: int
+
+    def __call__(self, arrays: Arrays, indices: jax.Array) -> Batch:
+        """The windows at the indices, [..., width]."""
+        return jax.tree.map(lambda a: a[self._offsets(indices)] if a.ndim == 1 else a[indices], arrays)
+
+    def _offsets(self, starts: jax.Array) -> jax.Array:
+        within = jax.lax.broadcasted_iota(starts.dtype, (*starts.shape, self.width), starts.ndim)
+        return starts[..., None] + within
+
+
+@dataclass(frozen=True)
+class CountWindows:
+    """How many windows of `width` bytes a flat array or a table of them holds."""
+
+    width: int
+
+    def __call__(self, arrays: Arrays) -> int:
+        """The number of windows."""
+        (leaf,) = jax.tree.leaves(arrays)
+        return leaf.shape[0] - self.width + 1 if leaf.ndim == 1 else leaf.shape[0]
+
+
+def load(file: str | None = None, context: int = 64) -> Dataset:
+    """A text with 72 % of its pages for training, 9 % each for validation and outer validation, 10 % for test.
+
+    Batches are {"x": uint8 [B, context + 1]}. `file` is a path, or a name below the search path. The source names
+    the text's sha256, since the standard library differs between Python versions.
+    """
+    require_positive(context=context)
+    text, name = (library(), "Python's standard library") if file is None else read(file)
+    width = context + 1
+    pages = paginate(text, width, name)
+    order = permutation(len(pages))
+    test, rest = np.split(order, [len(pages) // 10])
+    splits = {"train": {"x": jnp.asarray(pages[np.sort(rest[divide(len(rest))["train"]])].reshape(-1))}}
+    held_out = {"test": test} | {split: rest[divide(len(rest))[split]] for split in ("valid", "outer_valid")}
+    for split, which in held_out.items():
+        splits[split] = {"x": jnp.asarray(spread(pages[np.sort(which)].reshape(-1, width), HELD_OUT_ROWS))}
+    source = f"{name}, {len(text)} bytes, sha256:{hashlib.sha256(text).hexdigest()}"
+    return Dataset(Resident(splits, Windows(width), CountWindows(width)), CLASSES, source)
+
+
+def read(file: str) -> tuple[bytes, str]:
+    """A text file's bytes and its full path."""
+    path = find(file, here=True)
+    if path is None:
+        raise LaconicError(
+            f"no text file {file}: it is neither a path from {Path.cwd()} nor below "
+            f"{', '.join(map(str, search_path()))}; give the full path."
+        )
+    return plain(path), str(path)
+
+
+def library(root: Path | None = None, limit: int = LIBRARY_BYTES) -> bytes:
+    """The sources of Python's standard library, ordered by relative path and cut at 4 MB."""
+    root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
+    relative = (path.relative_to(root) for path in root.rglob("*.py"))
+    kept = sorted(path.as_posix() for path in relative if not NOT_LIBRARY & set(path.parts))
+    text = bytearray()
+    for name in kept:
+        text += plain(root / name)
+        if len(text) >= limit:
+            break
+    return bytes(text[:limit])
+
+
+def paginate(text: bytes, width: int, name: str) -> np.ndarray:
+    """The text as pages [P, whole windows]: up to 64 windows a page, fewer where the text is short."""
+    windows = len(text) // width
+    if windows < LEAST_PAGES:
+        raise LaconicError(
+            f"{name} has {len(text)} bytes, too few to split for a context of {width - 1}: "
+            f"give at least {LEAST_PAGES * width} bytes or a shorter context."
+        )
+    page = width * min(PAGE_WINDOWS, windows // LEAST_PAGES)
+    count = len(text) // page
+    return np.frombuffer(text, np.uint8, count * page).reshape(count, page)
+
+
+def spread(table: np.ndarray, most: int) -> np.ndarray:
+    """At most that many rows, evenly spaced."""
+    return table[np.linspace(0, len(table) - 1, min(most, len(table))).astype(np.int64)]

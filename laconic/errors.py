@@ -1,0 +1,23 @@
+"""The one exception users see: what is wrong, why it matters, what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class LaconicError(Exception):
+    """Bad input or an impossible request; the command line prints it as one line and exits non-zero."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> LaconicError:
+    """The error for a name that no registry holds, with the nearest known name as a suggestion."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return LaconicError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+def require_positive(**values: int | float) -> None:
+    """Raise unless every named value is at least 1 (counts) or above 0 (rates)."""
+    for name, value in values.items():
+        if not value > 0:
+            raise LaconicError(f"{name} must be positive, got {value}.")

@@ -1,0 +1,276 @@
+"""Several methods on one task, one after the other, into a folder that can be stopped and taken up again.
+
+The folder holds `records.jsonl` (a "run" record, one "method" record each, a "summary"), `checkpoint.safetensors` while
+a method is under way, and the report. A method's record is written when it is done; resuming skips what is recorded and
+continues the rest from the checkpoint, to the same bits.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from laconic.errors import LaconicError
+from laconic.evaluate import metrics, report
+from laconic.evaluate.run import Chunk, Diverged, Method, Setting, Simulation
+from laconic.evaluate.timing import Link, Traffic, seconds_to_loss
+from laconic.store import checkpoint
+from laconic.store.runlog import RunLog, read
+from laconic.tasks.base import Task
+
+RECORDS, CHECKPOINT = "records.jsonl", "checkpoint.safetensors"
+SAVE_SECONDS = 30.0
+
+
+class Interrupted(LaconicError):
+    """Asked to stop; everything done so far is in `folder`."""
+
+    def __init__(self, message: str, folder: Path):
+        super().__init__(message)
+        self.folder = folder
+
+
+class Observer(Protocol):
+    """Whoever watches a comparison: a progress bar, a test, or nobody."""
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        """A method starts, or goes on after `done` rounds."""
+
+    def progress(self, label: str, done: int, loss: float) -> None:
+        """A chunk of rounds is done."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+
+class Silent:
+    """An observer that says nothing."""
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        """Nothing."""
+
+    def progress(self, label: str, done: int, loss: float) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What does not change the training: the network it is priced on, the target, and what to do about NaN."""
+
+    topology: str = "server"
+    link: Link | None = None
+    step_seconds: float | None = None
+    target_loss: float | None = None
+    keep_going: bool = False
+    mesh: Mesh | None = None
+
+
+def run_comparison(
+    task: Task,
+    methods: Sequence[Method],
+    setting: Setting,
+    folder: Path,
+    options: Options = Options(),
+    observer: Observer | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[dict[str, Any]]:
+    """Run every method that `folder` has no record of, write the summary and the report → all records."""
+    observer = observer or Silent()
+    labels = [method.label for method in methods]
+    if len(set(labels)) < len(labels):
+        raise LaconicError(f"two optimizers have the same label in {labels}; tell them apart with label=NAME.")
+    simulations = [Simulation(task, method, setting, options.mesh) for method in methods]
+    traffic = [simulation.traffic(options.topology) for simulation in simulations]  # refuses before anything runs
+    log = RunLog(folder / RECORDS)
+    finished = {r["label"] for r in read(folder / RECORDS) if r["kind"] == "method"}
+    for simulation, sizes in zip(simulations, traffic, strict=True):
+        if simulation.method.label not in finished:
+            _warn_past_horizon(simulation, observer)
+            record = _run_method(simulation, folder, options.keep_going, observer, stop)
+            log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record)
+            (folder / CHECKPOINT).unlink(missing_ok=True)
+    records = read(folder / RECORDS)
+    if records[-1]["kind"] != "summary":
+        log.append("summary", **summarise([r for r in records if r["kind"] == "method"], options))
+        records = read(folder / RECORDS)
+    report.write_report(folder, records)
+    return records
+
+
+def _warn_past_horizon(simulation: Simulation, observer: Observer) -> None:
+    horizon, rounds = simulation.method.outer.horizon, simulation.setting.rounds
+    if horizon is not None and rounds > horizon:
+        observer.note(
+            f"{simulation.method.label} was meta-trained for {horizon} rounds; beyond them, up to {rounds}, "
+            "it is out of its depth and may diverge."
+        )
+
+
+# --- one method -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _History:
+    """What a method under way has shown so far: train loss [S, done] and held-out metrics [S, chunks]."""
+
+    train: np.ndarray
+    heldout: dict[str, np.ndarray]
+    evaluated_at: list[int]
+    seconds: float = 0.0
+
+    def add(self, chunk: Chunk) -> None:
+        """Take in a chunk."""
+        self.train = np.concatenate([self.train, chunk.losses.mean(axis=2)], axis=1)
+        for name, value_S in chunk.heldout.items():
+            old = self.heldout.get(name, np.zeros((len(value_S), 0), np.float32))
+            self.heldout[name] = np.concatenate([old, value_S[:, None]], axis=1)
+        self.evaluated_at.append(chunk.done)
+
+
+def _run_method(
+    simulation: Simulation, folder: Path, keep_going: bool, observer: Observer, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    label, setting = simulation.method.label, simulation.setting
+    state, history = _begin(simulation, folder)
+    done = history.train.shape[1]
+    observer.begin(label, setting.rounds, done)
+    tick = saved = time.monotonic()
+    try:
+        for chunk in simulation.run(state, done, keep_going):
+            history.add(chunk)
+            state, done = chunk.state, chunk.done
+            now = time.monotonic()
+            history.seconds, tick = history.seconds + now - tick, now
+            observer.progress(label, done, float(np.mean(chunk.losses[:, -1])))
+            if stop() and done < setting.rounds:
+                _save(folder, label, state, history)
+                raise Interrupted(f"stopped in {label} after round {done} of {setting.rounds}.", folder)
+            if now - saved > SAVE_SECONDS:
+                _save(folder, label, state, history)
+                saved = now
+    except Diverged as error:
+        path = _save(folder, label, error.before, history)
+        raise LaconicError(
+            f"{error} The last good checkpoint is {path}, after round {error.done}. "
+            "Lower the learning rate, or ask to go on with --on-nan continue."
+        ) from None
+    return {
+        "label": label,
+        "workers": simulation.K,
+        "local_steps": simulation.H,
+        "train": _exact(history.train),
+        "heldout": {name: _exact(values) for name, values in history.heldout.items()},
+        "evaluated_at": history.evaluated_at,
+        "diverged": metrics.diverged(history.train).tolist(),
+        "params_sha256": _digest(state.shared),
+        "seconds": round(history.seconds, 3),
+        "rounds_per_second": round(setting.rounds * len(setting.seeds) / max(history.seconds, 1e-9), 1),
+    }
+
+
+def _begin(simulation: Simulation, folder: Path) -> tuple[Any, _History]:
+    """A fresh start, or where the checkpoint of this method left off."""
+    path, seeds = folder / CHECKPOINT, len(simulation.setting.seeds)
+    if not path.exists() or checkpoint.peek(path)["label"] != simulation.method.label:
+        return simulation.start(), _History(np.zeros((seeds, 0), np.float32), {}, [])
+    meta = checkpoint.peek(path)
+    empty = jax.ShapeDtypeStruct((seeds, len(meta["evaluated_at"])), np.float32)
+    like = {
+        "state": jax.eval_shape(simulation.start),
+        "train": jax.ShapeDtypeStruct((seeds, meta["done"]), np.float32),
+        "heldout": dict.fromkeys(meta["heldout"], empty),
+    }
+    tree, meta = checkpoint.load(path, like)
+    heldout = {name: np.asarray(value) for name, value in tree["heldout"].items()}
+    return tree["state"], _History(np.asarray(tree["train"]), heldout, meta["evaluated_at"], meta["seconds"])
+
+
+def _save(folder: Path, label: str, state: Any, history: _History) -> Path:
+    path = folder / CHECKPOINT
+    meta = {
+        "label": label,
+        "done": history.train.shape[1],
+        "evaluated_at": history.evaluated_at,
+        "heldout": sorted(history.heldout),
+        "seconds": history.seconds,
+    }
+    checkpoint.save(path, {"state": state, "train": history.train, "heldout": history.heldout}, meta)
+    return path
+
+
+def _exact(curves: np.ndarray) -> list[list[float | None]]:
+    """float32 numbers in the fewest digits that read back to the same bits; null where not finite."""
+    return [[float(str(x)) if np.isfinite(x) else None for x in row] for row in curves.astype(np.float32)]
+
+
+def _digest(tree: Any) -> str:
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+# --- all methods ------------------------------------------------------------------------------------------------------
+
+
+def curves_of(record: dict[str, Any]) -> np.ndarray:
+    """A method record's train loss [S, T], with NaN where it was not finite."""
+    return np.array(record["train"], dtype=float)
+
+
+def summarise(methods: Sequence[dict[str, Any]], options: Options) -> dict[str, Any]:
+    """The table: every figure from the records and the definitions in `metrics`."""
+    reference = reference_of(methods)
+    target = options.target_loss
+    if target is None and reference is not None:
+        target = metrics.minimum_loss(curves_of(reference))
+    rows = [_row(record, reference, target, options) for record in methods]
+    return {"target_loss": target, "reference": reference and reference["label"], "rows": rows}
+
+
+def reference_of(methods: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Local SGD, the yardstick; of several the one with the lowest training loss."""
+    candidates = [r for r in methods if r["label"].startswith("local-sgd") and not any(r["diverged"])]
+    return min(candidates, key=lambda r: metrics.minimum_loss(curves_of(r)), default=None)
+
+
+def _row(record: dict[str, Any], reference: Any, target: float | None, options: Options) -> dict[str, Any]:
+    curves = curves_of(record)
+    last = {name: np.array(values, dtype=float)[:, -1] for name, values in record["heldout"].items()}
+    rounds = None if target is None else metrics.rounds_to_loss(curves, target)
+    traffic = Traffic(**record["traffic"])
+    seconds = None
+    if rounds is not None and options.link is not None and record["step_seconds"] is not None:
+        seconds = seconds_to_loss(rounds, options.link, traffic, record["local_steps"], record["step_seconds"])
+    return {
+        "label": record["label"],
+        "final_train": metrics.final_loss(curves),
+        "final_train_error": _last_error(curves),
+        "test_loss": _mean(last.get("loss")),
+        "test_accuracy": _mean(last.get("accuracy")),
+        "rounds_to_target": rounds,
+        "speedup": None if reference is None else metrics.speedup(curves_of(reference), curves),
+        "speedup_error": None if reference is None else metrics.speedup_error(curves_of(reference), curves),
+        "sent_megabytes": traffic.sent_bits * curves.shape[1] / 8e6,
+        "received_megabytes": traffic.received_bits * curves.shape[1] / 8e6,
+        "seconds_to_target": seconds,
+        "diverged": int(np.sum(record["diverged"])),
+    }
+
+
+def _last_error(curves: np.ndarray) -> float:
+    smooth = np.stack([metrics.smoothed(curve) for curve in curves])
+    return float(metrics.standard_error(smooth)[-1])
+
+
+def _mean(values: np.ndarray | None) -> float | None:
+    return None if values is None else float(np.mean(values))

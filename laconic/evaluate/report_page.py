@@ -1,0 +1,180 @@
+"""The report's page: its style sheet, its fixed texts, and small pieces of HTML that escape whatever they are given.
+
+One file, no scripts, nothing fetched: the content policy below forbids both, so a hostile label stays text.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from laconic.evaluate.panels import INK, Style
+
+CSS = """
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1b1e23; --muted: #59616d; --line: #dfe2e7;
+  --best: #e3f3ea; --mark: #0072b2; }
+@media (prefers-color-scheme: dark) { :root { --page: #111317; --card: #191c21; --ink: #e7e9ec; --muted: #a3abb7;
+  --line: #343a43; --best: #173a2c; --mark: #56b4e9; } }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 72rem; margin: 0 auto; padding: 1.75rem 1rem 3rem; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.5rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 0 0 .15rem; }
+p { margin: .4rem 0; }
+.eyebrow { margin: 0 0 .2rem; color: var(--muted); font-size: .8rem; letter-spacing: .08em; text-transform: uppercase; }
+.muted, caption { color: var(--muted); font-size: .875rem; }
+.verdict { margin: 1.4rem 0 0; padding: 1rem 1.15rem; background: var(--card); border: 1px solid var(--line);
+  border-left: 4px solid var(--mark); border-radius: 6px; overflow-wrap: anywhere; }
+.verdict p { font-size: 1.2rem; line-height: 1.4; margin: 0; text-wrap: pretty; }
+.verdict ul { margin: .6rem 0 0; padding-left: 1.1rem; color: var(--muted); font-size: .925rem; }
+.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 6px; }
+.scroll:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
+table { border-collapse: collapse; width: 100%; font-size: .925rem; font-variant-numeric: tabular-nums; }
+caption { caption-side: bottom; text-align: left; padding: .6rem .8rem; border-top: 1px solid var(--line); }
+th, td { padding: .5rem .8rem; text-align: right; white-space: nowrap; }
+th { font-weight: 600; }
+thead th { color: var(--muted); font-size: .8rem; line-height: 1.25; white-space: normal; vertical-align: bottom;
+  min-width: 4.5rem; }
+tbody tr { border-top: 1px solid var(--line); }
+th:first-child { position: sticky; left: 0; z-index: 1; text-align: left; background: var(--card); min-width: 9rem;
+  max-width: 20rem; white-space: normal; overflow-wrap: anywhere; box-shadow: 1px 0 0 var(--line); }
+td.best { background: var(--best); font-weight: 700; }
+.swatch { display: inline-block; width: 30px; height: 10px; margin-right: .5rem; vertical-align: middle; flex: none; }
+.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
+figure { margin: 0; padding: .9rem .9rem .6rem; background: var(--card); border: 1px solid var(--line);
+  border-radius: 6px; min-width: 0; }
+figure > svg { display: block; width: 100%; height: auto; margin-top: .5rem; }
+.key { list-style: none; margin: 0 0 .8rem; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem;
+  font-size: .875rem; }
+.key li { display: flex; align-items: center; overflow-wrap: anywhere; min-width: 0; }
+figure .key { display: none; margin: .4rem 0 0; font-size: .8rem; gap: .1rem .9rem; }
+@media (max-width: 46rem) { .figures { grid-template-columns: minmax(0, 1fr); } .key { display: none; }
+  figure .key { display: flex; } th:first-child { min-width: 7rem; max-width: 42vw; } th, td { padding: .45rem .6rem; } }
+pre { margin: 0; padding: .85rem 1rem; background: var(--card); border: 1px solid var(--line); border-radius: 6px;
+  font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre-wrap;
+  overflow-wrap: anywhere; user-select: all; -webkit-user-select: all; }
+dl { margin: 0; font-size: .925rem; }
+dl.pairs { display: grid; grid-template-columns: minmax(7rem, max-content) minmax(0, 1fr); gap: .2rem 1.2rem; }
+dt { color: var(--muted); overflow-wrap: anywhere; }
+dl.terms dt { color: var(--ink); font-weight: 600; margin-top: .55rem; }
+dd { margin: 0; overflow-wrap: anywhere; }
+.columns { display: grid; gap: 0 3rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+@media print { body { background: none; } .scroll { overflow: visible; } figure, .verdict { break-inside: avoid; } }
+"""
+
+DEFINITIONS = (
+    ("train loss", "The mean of the K·H minibatch losses of a round, taken before the outer step."),
+    ("mean curve", "The mean over seeds at each round; from where any seed is not finite, neither is the mean."),
+    ("smoothed", "The trailing mean over the last 10 rounds, given to the round at the window's end."),
+    ("rounds to a loss", "The first round whose smoothed mean curve is at most that loss; – if none is."),
+    (
+        "speedup",
+        "Rounds the reference needs to reach its own lowest smoothed loss ÷ rounds the method needs to reach that "
+        "same loss; – if it never does. Its ± is a jackknife over seeds: the same seed left out of both.",
+    ),
+    ("final train loss", "The mean over seeds of each seed's last smoothed loss, ± the standard error over seeds."),
+    ("test loss, accuracy", "Means over seeds on the whole test set after the last round; never used to choose."),
+    ("sent, received", "Megabytes (10⁶ bytes) each worker moves in the whole run, counted from the messages' bits."),
+    (
+        "time on a link",
+        "Rounds × (local steps × step time + 2 × latency + bits sent ÷ bandwidth + bits received ÷ bandwidth); "
+        "the server's own time is left out.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Formatted cells; the first of each row names it. `best` holds the (row, column) places to mark."""
+
+    caption: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    best: frozenset[tuple[int, int]] = frozenset()
+    styles: Sequence[Style] = ()
+
+
+def swatch(style: Style) -> str:
+    """A short sample of a method's line."""
+    colour = "currentColor" if style.colour == INK else style.colour
+    dashes = ",".join(f"{1.6 * length:g}" for length in style.dashes)
+    marks = {
+        "": "",
+        "o": '<circle cx="15" cy="5" r="3"/>',
+        "s": '<path d="M12 2h6v6h-6z"/>',
+        "^": '<path d="M15 1.5l3.5 6h-7z"/>',
+    }
+    line = f'<path d="M0 5H30" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes or "none"}"/>'
+    mark = f'<g fill="{colour}">{marks[style.marker]}</g>'
+    return f'<svg class="swatch" viewBox="0 0 30 10" aria-hidden="true">{line}{mark}</svg>'
+
+
+def table(content: Table) -> str:
+    """A table in a box of its own that scrolls sideways."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in content.headers)
+    body = []
+    for i, (name, *cells) in enumerate(content.rows):
+        sample = swatch(content.styles[i]) if content.styles else ""
+        row = f'<th scope="row">{sample}{escape(name)}</th>'
+        for j, cell in enumerate(cells, start=1):
+            row += f'<td class="best">{escape(cell)}</td>' if (i, j) in content.best else f"<td>{escape(cell)}</td>"
+        body.append(f"<tr>{row}</tr>")
+    caption = escape(content.caption)
+    return (
+        f'<div class="scroll" role="region" aria-label="{caption}" tabindex="0"><table><caption>{caption}</caption>'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>" + "\n".join(body) + "</tbody></table></div>"
+    )
+
+
+def key(entries: Iterable[tuple[Style, str]]) -> str:
+    """A legend: each method's line beside its label."""
+    return '<ul class="key">' + "".join(f"<li>{swatch(s)}{escape(label)}</li>" for s, label in entries) + "</ul>"
+
+
+def figure(title: str, text: str, svg: str, legend: str) -> str:
+    """A figure under its title; `svg` and `legend` are HTML already."""
+    caption = f'<figcaption><h3>{escape(title)}</h3><span class="muted">{escape(text)}</span>{legend}</figcaption>'
+    return f"<figure>{caption}{svg}</figure>"
+
+
+def pairs(items: Iterable[tuple[str, str]], kind: str = "pairs") -> str:
+    """A list of names and what they stand for."""
+    return f'<dl class="{kind}">' + "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in items) + "</dl>"
+
+
+def verdict(sentence: str, notes: Sequence[str]) -> str:
+    """The box at the top."""
+    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<div class="verdict"><p>{escape(sentence)}</p>' + (f"<ul>{listed}</ul>" if notes else "") + "</div>"
+
+
+def preformatted(text: str) -> str:
+    """Text to copy: one click selects all of it."""
+    return f'<pre tabindex="0">{escape(text)}</pre>'
+
+
+def page(title: str, subtitle: str, opening: str, sections: Iterable[tuple[str, str]]) -> str:
+    """The whole page; `opening` and the bodies of the sections, each with its heading, are HTML already."""
+    body = "\n".join(f"<section><h2>{escape(heading)}</h2>\n{content}</section>" for heading, content in sections)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(title)} – laconic compare</title>
+<style>{CSS}</style>
+</head>
+<body>
+<main>
+<header><p class="eyebrow">laconic compare</p>
+<h1>{escape(title)}</h1>
+<p class="muted">{escape(subtitle)}</p></header>
+{opening}
+{body}
+</main>
+</body>
+</html>
+"""

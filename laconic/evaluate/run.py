@@ -1,0 +1,233 @@
+"""Running one method on one task: `vmap` over seeds, `scan` over rounds, one jit, a chunk of rounds at a time.
+
+Chunks exist so that a person sees progress and a run can stop and go on: all state is handed out between chunks, and
+the same chunk from the same state gives the same bits.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from laconic.client import Client, LocalOptimizer, Shared, local_client
+from laconic.compress import DENSE, Compressor, tree_bits
+from laconic.data.feed import Streamed
+from laconic.errors import LaconicError, require_positive
+from laconic.evaluate.timing import Traffic, all_gather_traffic, ring_all_reduce_traffic, server_traffic
+from laconic.outer import OuterOptimizer
+from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, worker_keys
+from laconic.tasks.base import Task
+from laconic.workers import Meshed, Simulated, Workers
+
+EVALUATION_BATCH = 250
+TOPOLOGIES = ("server", "all-gather", "ring")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so many rounds."""
+
+    workers: int = 8
+    local_steps: int = 4
+    batch: int = 128
+    rounds: int = 1000
+    seeds: tuple[int, ...] = (0,)
+    evaluate_every: int = 20
+
+    def __post_init__(self) -> None:
+        require_positive(
+            workers=self.workers,
+            local_steps=self.local_steps,
+            batch=self.batch,
+            rounds=self.rounds,
+            seeds=len(self.seeds),
+            evaluate_every=self.evaluate_every,
+        )
+
+    @property
+    def chunks(self) -> list[int]:
+        """The lengths of the chunks that make up the rounds."""
+        full, rest = divmod(self.rounds, self.evaluate_every)
+        return [self.evaluate_every] * full + ([rest] if rest else [])
+
+
+@dataclass(frozen=True)
+class Method:
+    """A whole way to train: what a worker does, how it compresses, and the outer optimizer.
+
+    `budget` maps (K, H) to the workers and steps really used: small-batch SGD is one worker with K·H steps.
+    """
+
+    label: str
+    client: Callable[[Task], Client]
+    outer: OuterOptimizer
+    compressor: Compressor = DENSE
+    budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
+
+
+class Chunk(NamedTuple):
+    """What some rounds gave: rounds done so far, losses [S, C, K] (means of the H local ones), held-out metrics [S]."""
+
+    done: int
+    losses: np.ndarray
+    heldout: dict[str, np.ndarray]
+    state: RoundState
+
+
+class Diverged(LaconicError):
+    """A loss became NaN or infinite; `before` is the state the bad chunk began from, `done` its rounds."""
+
+    def __init__(self, message: str, before: RoundState, done: int):
+        super().__init__(message)
+        self.before, self.done = before, done
+
+
+def local_method(label: str, local: LocalOptimizer, outer: OuterOptimizer, compressor: Compressor = DENSE) -> Method:
+    """H steps of a local optimizer, then an outer optimizer."""
+    return Method(label, lambda task: local_client(task, local.optax()), outer, compressor)
+
+
+class Simulation:
+    """One method on one task, ready to advance; `state` has a leading axis for seeds.
+
+    With a mesh the workers are spread over its devices; otherwise they share the default one.
+    """
+
+    def __init__(self, task: Task, method: Method, setting: Setting, mesh: Mesh | None = None):
+        self.K, self.H = method.budget(setting.workers, setting.local_steps)
+        check_workers(method, self.K)
+        self.task, self.method, self.setting = jax.device_put(task), method, setting
+        self._mesh = mesh
+        self._start = jax.jit(self._init)
+        self._advance = jax.jit(self._chunk, static_argnames="length")
+        self._stream: Iterator[Any] | None = None
+
+    def _parts(self, task: Task) -> tuple[Workers, Server]:
+        client = self.method.client(task)
+        if self._mesh is None:
+            workers: Workers = Simulated(client, self.method.compressor)
+        else:
+            workers = Meshed(client, self.method.compressor, self._mesh)
+        return workers, Server(self.method.outer)
+
+    def _init(self, task: Task, keys_S: jax.Array) -> RoundState:
+        workers, server = self._parts(task)
+        return jax.vmap(lambda key: init_round(task, workers, server, self.K, key))(keys_S)
+
+    def start(self) -> RoundState:
+        """The state before the first round, one for each seed."""
+        return self._start(self.task, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds]))
+
+    def _chunk(self, task: Task, state: RoundState, streamed: Any, length: int) -> tuple[RoundState, jax.Array, Any]:
+        workers, server = self._parts(task)
+
+        def one_round(state: RoundState, batches: Any) -> tuple[RoundState, jax.Array]:
+            if batches is None:
+                items = draw_items(task.feed, state, self.K, self.H, self.setting.batch)  # type: ignore[arg-type]
+            else:
+                items = Items(batches, worker_keys(state, jnp.arange(self.K)))
+            state, losses_KH = communication_round(workers, server, state, items)
+            return state, jnp.mean(losses_KH, axis=1)
+
+        def one_seed(state: RoundState) -> tuple[RoundState, jax.Array, Any]:
+            state, losses_CK = jax.lax.scan(one_round, state, streamed, length=length)
+            return state, losses_CK, heldout_metrics(task, state.shared)
+
+        return jax.vmap(one_seed)(state)
+
+    def _take_stream(self, done: int, length: int) -> Any:
+        """The next `length` rounds of a stream, stacked; None if the data is resident."""
+        feed = self.task.feed
+        if not isinstance(feed, Streamed):
+            return None
+        if self._stream is None:
+            self._stream = feed.rounds(self.K, self.H, skip=done)
+        rounds = [r for _, r in zip(range(length), self._stream, strict=False)]
+        if len(rounds) < length:
+            raise LaconicError(
+                f"the stream of {self.task.name!r} ended after {done + len(rounds)} of {self.setting.rounds} rounds; "
+                f"each takes {self.K * self.H} batches. Ask for fewer rounds or let the stream repeat its data."
+            )
+        return jax.tree.map(lambda *xs: jnp.stack(xs), *rounds)
+
+    def run(self, state: RoundState, done: int = 0, keep_going: bool = False) -> Iterator[Chunk]:
+        """From `state` after `done` rounds to the end, a chunk at a time.
+
+        Stops with `Diverged` at the first non-finite loss unless told to keep going. Close the iterator to stop early.
+        """
+        for length in _remaining(self.setting.chunks, done):
+            streamed = self._take_stream(done, length)
+            new, losses, heldout = self._advance(self.task, state, streamed, length=length)
+            losses = np.asarray(losses)
+            if not keep_going:
+                self._check(losses, state, done)
+            state, done = new, done + length
+            yield Chunk(done, losses, {name: np.asarray(value) for name, value in heldout.items()}, state)
+
+    def _check(self, losses_SCK: np.ndarray, before: RoundState, done: int) -> None:
+        bad = np.argwhere(~np.isfinite(losses_SCK))
+        if len(bad):
+            s, c, k = min(bad.tolist(), key=lambda sck: sck[1])
+            raise Diverged(
+                f"{self.method.label}: the loss of worker {k} is {losses_SCK[s, c, k]} in round {done + c + 1} "
+                f"(seed {self.setting.seeds[s]}).",
+                before,
+                done,
+            )
+
+    def traffic(self, topology: str = "server") -> Traffic:
+        """Bits that each worker sends and receives in a round."""
+        shared = jax.eval_shape(lambda task: Shared(*task.init(jax.random.key(0))), self.task)
+        extra = tree_bits(shared.model_state)
+        message = self.method.compressor.bits(shared.params) + extra
+        if self.K == 1:
+            return Traffic(0, 0, "one worker")
+        if topology == "server":
+            return server_traffic(message, tree_bits(shared.params) + extra)
+        if topology == "all-gather":
+            return all_gather_traffic(message, self.K)
+        if self.method.compressor.name != "dense" or self.method.outer.combine == "gather":
+            raise LaconicError(
+                f"{self.method.label}: a ring sums as it goes, so it can neither carry compressed messages nor gather; "
+                "use the topology 'server' or 'all-gather'."
+            )
+        return ring_all_reduce_traffic(message, self.K)
+
+
+def check_workers(method: Method, K: int) -> None:
+    """Refuse a worker-aware optimizer made for another K before anything is compiled."""
+    made_for = method.outer.workers
+    if made_for is not None and made_for != K:
+        raise LaconicError(
+            f"{method.label} sees each worker's delta and was made for K = {made_for} workers, not {K}. "
+            f"Use {made_for} workers, or an optimizer of the mean delta such as lopt-a."
+        )
+
+
+def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str, jax.Array]:
+    """Means of the task's metrics over a whole split; nothing if there is no such split."""
+    if split not in task.feed.splits:
+        return {}
+    n = task.feed.size(split)
+    size = min(n, EVALUATION_BATCH)
+
+    def metrics(indices: jax.Array) -> dict[str, jax.Array]:
+        return task.evaluate(shared.params, shared.model_state, task.feed.take(indices, split))
+
+    full, rest = divmod(n, size)
+    sums = jax.lax.map(metrics, jnp.arange(full * size).reshape(full, size))
+    total = jax.tree.map(lambda x: jnp.sum(x, axis=0) * size, sums)
+    if rest:
+        total = jax.tree.map(lambda t, x: t + x * rest, total, metrics(jnp.arange(n - rest, n)))
+    return jax.tree.map(lambda t: t / n, total)
+
+
+def _remaining(chunks: list[int], done: int) -> list[int]:
+    ends = np.cumsum(chunks)
+    if done and done not in ends:
+        raise LaconicError(f"{done} rounds do not end a chunk; resume with the settings the run was begun with.")
+    return [length for length, end in zip(chunks, ends, strict=True) if end > done]

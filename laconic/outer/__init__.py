@@ -1,0 +1,41 @@
+"""Outer optimizers: what the server does with the workers' deltas. One file each, one line each below."""
+
+import jax
+
+from laconic.outer.average import average
+from laconic.outer.base import Entry, OuterOptimizer, from_optax
+from laconic.outer.fedopt import fedadagrad, fedadam, fedyogi
+from laconic.outer.learned import LearnedOptimizer
+from laconic.outer.named import by_name
+from laconic.outer.nesterov import nesterov
+from laconic.outer.slowmo import slowmo
+
+
+def _untrained(architecture: str) -> Entry:
+    def mean_only(seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> OuterOptimizer:
+        learned = LearnedOptimizer(architecture)
+        return learned(learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay)
+
+    def worker_aware(workers: int = 8, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> OuterOptimizer:
+        learned = LearnedOptimizer(architecture, workers)
+        return learned(learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay)
+
+    make = worker_aware if architecture.startswith("lagg") else mean_only
+    return Entry(make, f"learned, {architecture} architecture with random weights: not trained yet")
+
+
+OUTER: dict[str, Entry] = {
+    "average": Entry(average, "local SGD: the mean of the workers' weights"),
+    "slowmo": Entry(slowmo, "SlowMo: slow momentum over rounds"),
+    "nesterov": Entry(nesterov, "DiLoCo's outer step: Nesterov momentum"),
+    "fedadam": Entry(fedadam, "FedAdam: adaptive server of Reddi et al."),
+    "fedyogi": Entry(fedyogi, "FedYogi: adaptive server whose second moment moves slowly"),
+    "fedadagrad": Entry(fedadagrad, "FedAdagrad: adaptive server whose squares add up"),
+    "optax": Entry(by_name, "any optax optimizer by its name"),
+    "lopt-a": _untrained("lopt-a"),
+    "lagg-a": _untrained("lagg-a"),
+    "lopt": _untrained("lopt"),
+    "lagg": _untrained("lagg"),
+}
+
+__all__ = ["OUTER", "Entry", "LearnedOptimizer", "OuterOptimizer", "from_optax"]

@@ -1,0 +1,249 @@
+"""LOpt-A and LAgg-A: a small MLP per parameter over Ada features takes the outer step (the paper's section 4).
+
+For each parameter p, (d, m) = MLP_φ(features) and p ← p − λ₁·d·exp(λ₂·m), λ₁ = λ₂ = 0.001. LOpt-A sees the mean Δ, so
+it serves any number of workers; LAgg-A sees every worker's Δ, so K is fixed. LOpt and LAgg are the same without
+accumulators: only deltas, the parameter and time.
+
+Two passes over each tensor, a tile at a time: the first reduces every feature's second moment, the second recomputes
+the features and runs the MLP. The normalisers are folded into the first layer's weights and the time features into its
+bias; row and column features are multiplied once a row and once a column. The [n, 39] matrix never exists.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from laconic.errors import LaconicError, unknown
+from laconic.outer import features
+from laconic.outer.base import OuterOptimizer
+from laconic.outer.tiles import Walk, default_tile
+
+Theta = dict[str, jax.Array]
+LAMBDA = 0.001
+TIME_SHIFT = {"shifted": 1.0, "paper": 0.0}
+ARCHITECTURES = {
+    "lopt-a": "mean delta, parameter, accumulators and time",
+    "lagg-a": "every worker's delta, parameter, accumulators and time",
+    "lopt": "mean delta, parameter and time only",
+    "lagg": "every worker's delta, parameter and time only",
+}
+
+
+class LearnedState(NamedTuple):
+    """Rounds taken, and for each tensor its accumulators (() for LOpt and LAgg)."""
+
+    round: jax.Array
+    ada: Any
+
+
+@dataclass(frozen=True)
+class LearnedOptimizer:
+    """An architecture; `init(key)` draws weights φ for it, and calling it with some φ gives an outer optimizer.
+
+    architecture: one of `ARCHITECTURES`
+    workers:      K for lagg-a and lagg, None for lopt-a and lopt
+    hidden:       width of the two hidden layers
+    time:         "shifted" is tanh(t/x − 1), "paper" is tanh(t/x)
+    output_scale: shrinks the last layer's first weights; near 0 an untrained φ does almost nothing
+    """
+
+    architecture: str = "lopt-a"
+    workers: int | None = None
+    hidden: int = 32
+    time: str = "shifted"
+    output_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise unknown("architecture", self.architecture, ARCHITECTURES)
+        if self.time not in TIME_SHIFT:
+            raise unknown("time features", self.time, TIME_SHIFT)
+        if self.gathers and (self.workers is None or self.workers < 1):
+            raise LaconicError(
+                f"{self.architecture} sees every worker's delta and needs workers=K, got {self.workers}."
+            )
+        if not self.gathers and self.workers is not None:
+            raise LaconicError(f"{self.architecture} sees only the mean delta and serves any K; leave workers out.")
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it sees every worker's delta."""
+        return self.architecture.startswith("lagg")
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it keeps Ada accumulators."""
+        return self.architecture.endswith("-a")
+
+    @property
+    def deltas(self) -> int:
+        """How many delta features there are."""
+        return self.workers if self.workers is not None else 1
+
+    @property
+    def inputs(self) -> int:
+        """Features per parameter: 39 for LOpt-A, 38 + K for LAgg-A."""
+        return self.deltas + (38 if self.accumulates else 12)
+
+    @property
+    def weights(self) -> int:
+        """|φ|, the MLP alone: 2402 for LOpt-A."""
+        F, N = self.inputs, self.hidden
+        return F * N + N + N * N + N + N * 2 + 2
+
+    def init(self, key: jax.Array) -> Theta:
+        """Truncated normal weights (±2σ, σ = 1/√fan_in), zero biases, zero decay offsets."""
+        sizes = (self.inputs, self.hidden, self.hidden, 2)
+        theta: Theta = {"decay": jnp.zeros(7)} if self.accumulates else {}
+        for i, layer_key in enumerate(jax.random.split(key, 3)):
+            fan_in, fan_out = sizes[i], sizes[i + 1]
+            draw = jax.random.truncated_normal(layer_key, -2.0, 2.0, (fan_in, fan_out)) / fan_in**0.5
+            theta |= {f"w{i}": draw * (self.output_scale if i == 2 else 1.0), f"b{i}": jnp.zeros(fan_out)}
+        return theta
+
+    def check(self, theta: Theta) -> None:
+        """Refuse φ of another architecture."""
+        want = jax.tree.map(lambda x: x.shape, jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0))))
+        have = {name: tuple(jnp.shape(x)) for name, x in theta.items()}
+        if want != have:
+            wrong = sorted(n for n in {*want, *have} if want.get(n) != have.get(n))
+            detail = ", ".join(f"{n} is {have.get(n, 'missing')}, not {want.get(n, 'known')}" for n in wrong)
+            raise LaconicError(f"these weights are not of {self.architecture} with {self.deltas} deltas: {detail}.")
+
+    def __call__(
+        self,
+        theta: Theta,
+        *,
+        scale: float = 1.0,
+        weight_decay: float = 0.0,
+        horizon: int | None = None,
+        tile: int | None = None,
+    ) -> OuterOptimizer:
+        """The outer optimizer with weights φ.
+
+        `scale` multiplies every step; `weight_decay` subtracts that share of each parameter a round (decoupled);
+        `horizon` is how many rounds φ was meta-trained for; `tile` is how many parameters to work on at a time (None:
+        what suits the platform).
+        """
+        self.check(theta)
+
+        def init(params: Any) -> LearnedState:
+            return LearnedState(jnp.int32(0), jax.tree.map(features.init_ada, params) if self.accumulates else ())
+
+        def update(
+            updates: Any,
+            state: Any,
+            params: Any = None,
+            *,
+            worker_deltas: Any = None,
+            weights: jax.Array | None = None,
+            **extra: Any,
+        ) -> tuple[Any, LearnedState]:
+            del extra
+            if params is None:
+                raise LaconicError(f"{self.architecture} needs the parameters: call update(delta, state, params).")
+            mean_delta = _float32(updates)
+            deltas = self._deltas(mean_delta, _float32(worker_deltas), weights)
+            ada = state.ada
+            if self.accumulates:
+                rate_7 = features.decays(theta["decay"])
+                ada = jax.tree.map(lambda d, a: features.accumulate(a, d, rate_7), mean_delta, ada)
+            time = features.time_features(state.round, TIME_SHIFT[self.time])
+            leaves, structure = jax.tree.flatten(_float32(params))
+            adas = structure.flatten_up_to(ada) if self.accumulates else [None] * len(leaves)
+            rows = zip(leaves, adas, structure.flatten_up_to(mean_delta), structure.flatten_up_to(deltas), strict=True)
+            steps = [tensor_step(theta, time, *row, tile or default_tile()) for row in rows]
+            changes = [-(scale * s + weight_decay * p) for s, p in zip(steps, leaves, strict=True)]
+            changes = jax.tree.map(lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes))
+            return changes, LearnedState(state.round + 1, ada)
+
+        tx = optax.GradientTransformationExtraArgs(init, update)
+        return OuterOptimizer(tx, "gather" if self.gathers else "mean", self.workers, horizon)
+
+    def _deltas(self, mean_delta: Any, worker_deltas: Any, weights: jax.Array | None) -> Any:
+        """The delta features, leaves [n, …]; an absent worker's slot (weight 0) holds the mean of the others."""
+        if not self.gathers:
+            return jax.tree.map(lambda d: d[None], mean_delta)
+        if worker_deltas is None:
+            raise LaconicError(f"{self.architecture} needs the keyword worker_deltas, with leaves [K, …].")
+        K = jax.tree.leaves(worker_deltas)[0].shape[0]
+        if K != self.workers:
+            raise LaconicError(f"this {self.architecture} was made for K = {self.workers} workers and got {K} deltas.")
+        if weights is None:
+            return worker_deltas
+        here = lambda d: (weights > 0).reshape(-1, *[1] * (d.ndim - 1))
+        return jax.tree.map(lambda d, mean: jnp.where(here(d), d, mean[None]), worker_deltas, mean_delta)
+
+
+def tensor_step(
+    theta: Theta,
+    time: jax.Array,
+    param: jax.Array,
+    ada: features.Ada | None,
+    mean: jax.Array,
+    deltas: jax.Array,
+    tile: int,
+) -> jax.Array:
+    """λ₁·d·exp(λ₂·m) for every parameter of one tensor, `deltas` being [n, *shape]."""
+    if not param.size:
+        return param
+    n = deltas.shape[0]
+    if ada is None:
+        view = features.view_of(param.shape)
+        fields = tuple(features.to_view(view, x, param.shape) for x in (deltas, param))
+        parts = Parts(theta["w0"][: n + 1], (), jnp.concatenate, theta["b0"] + time @ theta["w0"][n + 1 :])
+    else:
+        view, fields = features.fields_of(param, ada, mean, deltas)
+        w_param, w_row, w_col, w_time = features.split_inputs(theta["w0"], n)
+        axes = ((_fold(w_row, fields.row), lambda f: f.row), (_fold(w_col, fields.col), lambda f: f.col))
+        parts = Parts(w_param, axes, features.parameter_features, theta["b0"] + time @ w_time)
+    shape = (param.size // max(view.A * view.B, 1), view.A, view.B)
+    walk = Walk(shape, tile)
+    moments = walk.reduce(lambda f, mask: _square_sums(parts.make(f), mask), fields) / max(param.size, 1)
+    folded = parts._replace(w_param=features.normaliser(moments)[:, None] * parts.w_param)
+    step = walk.fill(lambda f: _mlp(theta, folded, f), fields)
+    return features.from_view(view, step, param.shape)
+
+
+class Parts(NamedTuple):
+    """The first layer, split by what its inputs vary over; `bias` holds the time features already."""
+
+    w_param: jax.Array
+    axes: tuple[tuple[jax.Array, Callable[[Any], jax.Array]], ...]
+    make: Callable[[Any], jax.Array]
+    bias: jax.Array
+
+
+def _float32(tree: Any) -> Any:
+    """Everything is computed in float32, whatever the parameters are kept in."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+
+def _square_sums(x: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x) * mask, axis=(1, 2, 3))
+
+
+def _fold(w_FN: jax.Array, accumulator_R: jax.Array) -> jax.Array:
+    """Row or column weights with their features' normalisers in them (repeating a row changes no mean)."""
+    moments = jnp.mean(jnp.square(features.axis_features(accumulator_R)), axis=(1, 2, 3))
+    return features.normaliser(moments)[:, None] * w_FN
+
+
+def _mlp(theta: Theta, parts: Parts, tile: Any) -> jax.Array:
+    """One tile [1, l, a, b] of steps. Features run along the first axis, so no transpose is ever needed."""
+    x = parts.make(tile)
+    h = _dense(parts.w_param, x) + parts.bias.reshape(-1, 1, 1, 1)
+    for w, pick in parts.axes:
+        h = h + _dense(w, features.axis_features(pick(tile)))
+    h = jax.nn.relu(_dense(theta["w1"], jax.nn.relu(h)) + theta["b1"].reshape(-1, 1, 1, 1))
+    out = _dense(theta["w2"], h) + theta["b2"].reshape(-1, 1, 1, 1)
+    return LAMBDA * out[:1] * jnp.exp(LAMBDA * out[1:])
+
+
+def _dense(w_FN: jax.Array, x: jax.Array) -> jax.Array:
+    """[F, …] → [N, …]."""
+    return jnp.tensordot(w_FN.T, x, axes=1)

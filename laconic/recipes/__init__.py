@@ -1,0 +1,1 @@
+"""Ready settings by name: methods to compare, and whole comparisons."""

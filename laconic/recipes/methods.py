@@ -1,0 +1,158 @@
+"""Methods by name: `parse_method("slowmo:gamma=0.3,alpha=1.66,beta=0.9", K)`.
+
+A method is a local optimizer, an outer optimizer and a compressor. Adding one is one function and one line below; its
+keyword arguments are its options on the command line.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from laconic.client import LocalOptimizer, gradient_client
+from laconic.compress import DENSE, Compressor, parse_compressor
+from laconic.errors import LaconicError, unknown
+from laconic.evaluate.run import Method, local_method
+from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
+
+COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
+
+
+class Entry(NamedTuple):
+    """`make(K, **options)` gives a local optimizer (None: no local steps), an outer one, and how K and H are used."""
+
+    make: Callable[..., "Parts"]
+    summary: str
+
+
+class Parts(NamedTuple):
+    """What a method is made of."""
+
+    local: LocalOptimizer | None
+    outer: OuterOptimizer
+    budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
+
+
+def local_sgd(K: int, gamma: float = 0.5) -> Parts:
+    """Stich (2019)."""
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["average"].make())
+
+
+def slowmo(K: int, gamma: float = 0.1, alpha: float = 1.0, beta: float = 0.95) -> Parts:
+    """Wang et al. (2019)."""
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta))
+
+
+def diloco(K: int, gamma: float = 1e-3, lr: float = 0.7, momentum: float = 0.9, local: str = "adamw") -> Parts:
+    """Douillard et al. (2024)."""
+    return Parts(LocalOptimizer(local, gamma), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum))
+
+
+def fedadam(
+    K: int, gamma: float = 0.1, eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99
+) -> Parts:
+    """Reddi et al. (2020)."""
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedadam"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2))
+
+
+def fedyogi(
+    K: int, gamma: float = 0.1, eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99
+) -> Parts:
+    """Reddi et al. (2020)."""
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedyogi"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2))
+
+
+def fedadagrad(K: int, gamma: float = 0.1, eta: float = 0.1, tau: float = 1e-3, beta1: float = 0.9) -> Parts:
+    """Reddi et al. (2020)."""
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedadagrad"].make(eta=eta, tau=tau, beta1=beta1))
+
+
+def named_optax(K: int, name: str = "adam", lr: float = 1e-3, gamma: float = 0.1, local: str = "sgd") -> Parts:
+    """Any optax optimizer on the mean delta."""
+    return Parts(LocalOptimizer(local, gamma), OUTER["optax"].make(name=name, learning_rate=lr))
+
+
+def synchronous_sgd(K: int, alpha: float = 0.1) -> Parts:
+    """One gradient at batch K·H·B a round."""
+    return Parts(None, from_optax(optax.sgd(alpha)))
+
+
+def synchronous_adam(K: int, alpha: float = 0.01) -> Parts:
+    """One gradient at batch K·H·B a round."""
+    return Parts(None, from_optax(optax.adam(alpha)))
+
+
+def small_batch_sgd(K: int, alpha: float = 0.05) -> Parts:
+    """K·H sequential steps of batch B a round: what the samples could buy if communication were free."""
+    return Parts(LocalOptimizer("sgd", alpha), OUTER["average"].make(), lambda K, H: (1, K * H))
+
+
+def _untrained(architecture: str) -> Entry:
+    def make(K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0) -> Parts:
+        learned = LearnedOptimizer(architecture, K if architecture.startswith("lagg") else None)
+        return Parts(LocalOptimizer("sgd", gamma), learned(learned.init(jax.random.key(seed)), scale=scale))
+
+    return Entry(make, f"learned ({architecture}), random weights: not trained, expect it to fail")
+
+
+METHODS: dict[str, Entry] = {
+    "local-sgd": Entry(local_sgd, "average the workers' weights after H local SGD steps"),
+    "slowmo": Entry(slowmo, "local SGD with slow momentum on the server"),
+    "diloco": Entry(diloco, "AdamW locally, Nesterov momentum on the server"),
+    "fedadam": Entry(fedadam, "local SGD with an Adam-like server"),
+    "fedyogi": Entry(fedyogi, "local SGD with a Yogi-like server"),
+    "fedadagrad": Entry(fedadagrad, "local SGD with an Adagrad-like server"),
+    "optax": Entry(named_optax, "local steps with any optax optimizer on the server, by name"),
+    "sgd": Entry(synchronous_sgd, "synchronous SGD: one gradient at batch K·H·B a round"),
+    "adam": Entry(synchronous_adam, "synchronous Adam: one gradient at batch K·H·B a round"),
+    "small-batch-sgd": Entry(small_batch_sgd, "K·H sequential SGD steps a round on one machine: a bound, not a rival"),
+    "lopt-a": _untrained("lopt-a"),
+    "lagg-a": _untrained("lagg-a"),
+    "lopt": _untrained("lopt"),
+    "lagg": _untrained("lagg"),
+}
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """A method's options and their defaults."""
+    parameters = inspect.signature(METHODS[name].make).parameters
+    return {n: p.default for n, p in parameters.items() if n != "K"}
+
+
+def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Method:
+    """The method `name` or `name:option=value,…`; `compressor` is the default if the spec names none."""
+    name, colon, tail = spec.partition(":")
+    if name not in METHODS:
+        raise unknown("optimizer", name, METHODS)
+    own, common = options_of(name), dict(COMMON)
+    for item in tail.split(",") if colon else []:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise LaconicError(f"optimizer {spec!r}: {item!r} is not option=value; write {name}:option=value,….")
+        if key not in own and key not in common:
+            raise unknown(f"option of {name}", key, {**own, **common})
+        table = own if key in own else common
+        table[key] = _number_like(table[key], text, spec, key)
+    parts = METHODS[name].make(K, **own)
+    how = parse_compressor(common["compress"]) if common["compress"] else compressor or DENSE
+    label = common["label"] or spec
+    if parts.local is None:
+        if common["clip"] or common["decay"]:
+            raise LaconicError(f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay.")
+        return Method(label, gradient_client, parts.outer, how, parts.budget)
+    local = replace(parts.local, clip=common["clip"], weight_decay=common["decay"])
+    return replace(local_method(label, local, parts.outer, how), budget=parts.budget)
+
+
+def _number_like(default: Any, text: str, spec: str, key: str) -> Any:
+    """`text` as the type of the option's default."""
+    try:
+        value = type(default)(text)
+    except ValueError:
+        raise LaconicError(f"optimizer {spec!r}: {key} must be a number, got {text!r}.") from None
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        raise LaconicError(f"optimizer {spec!r}: {key} must be finite, got {text!r}.")
+    return value

@@ -1,0 +1,148 @@
+"""The communication round, where everything meets (Algorithm 1).
+
+A round is `local steps → compress → combine → outer step`. Each of K workers starts from the shared weights W, takes H
+steps of its own and sends Δ = W − W_H, compressed or not. The server decodes the messages, combines them (a weighted
+mean, and for worker-aware optimizers every Δ as well) and takes one step of an outer optimizer with the mean Δ in the
+place of a gradient. So averaging is `optax.sgd(1.0)`, DiLoCo is Nesterov momentum, and a learned optimizer is just one
+more member of the same family.
+
+Both phases are pure. The simulator and the mesh trace the whole of `communication_round`; engines that talk between
+processes call `local_phase` and `outer_phase` themselves, with the network in between.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from laconic.client import Client, Message, Shared
+from laconic.compress import Compressor
+from laconic.data.feed import Resident
+from laconic.outer.base import OuterOptimizer
+from laconic.tasks.base import Task
+from laconic.workers import Combined, Workers
+
+
+class ClientState(NamedTuple):
+    """What stays with a client from round to round: its optimizer's state and its compressor's residual."""
+
+    local: Any
+    residual: Any
+
+
+class Items(NamedTuple):
+    """What one round hands to each worker (leaves [K, …]).
+
+    `ids` are stable client ids: they select client states by value, never by rank; None means client k is worker k.
+    `present` is 1 or 0 for each worker; None means everyone. An absent worker has weight 0 and keeps its old state.
+    """
+
+    batches: Any
+    keys: jax.Array
+    ids: jax.Array | None = None
+    present: jax.Array | None = None
+
+
+class RoundState(NamedTuple):
+    """Everything that is carried from round to round. `key` is the run's seed and never changes."""
+
+    shared: Shared
+    clients: ClientState  # leaves [clients, …]
+    outer: Any
+    round: jax.Array
+    key: jax.Array
+
+
+class Server(NamedTuple):
+    """The outer optimizer, and how the averaged `Message.extra` becomes the new model state.
+
+    `share_of_clients` is K over the population: 1 when everyone takes part.
+    """
+
+    outer: OuterOptimizer
+    absorb: Callable[[Shared, Any, float], Any] = lambda shared, mean_extra, share_of_clients: mean_extra
+    share_of_clients: float = 1.0
+
+
+def communication_round(
+    workers: Workers, server: Server, state: RoundState, items: Items
+) -> tuple[RoundState, jax.Array]:
+    """One round of Algorithm 1 → the next state and the local losses [K, H]."""
+    clients_K = state.clients if items.ids is None else jax.tree.map(lambda c: c[items.ids], state.clients)
+
+    def phase(shared: Shared, client: ClientState, item: tuple) -> Any:
+        return local_phase(workers.client, workers.compressor, shared, client, *item)
+
+    mapped = workers.map(phase)(state.shared, clients_K, (items.batches, items.keys))  # lines 2-8
+    messages, new_clients_K, losses_KH = mapped
+    messages, clients = _deliver(state, items, messages, clients_K, new_clients_K)
+    combined = workers.combine(messages, server.outer.combine, state.shared.params)  # line 9
+    new = outer_phase(server, state, combined, clients)  # lines 10-11
+    if items.present is not None:  # a round in which nobody was there moves nothing
+        somebody = jnp.sum(combined.weights_K) > 0
+        shared, outer = jax.tree.map(
+            lambda n, o: jnp.where(somebody, n, o), (new.shared, new.outer), (state.shared, state.outer)
+        )
+        new = new._replace(shared=shared, outer=outer)
+    return new, losses_KH
+
+
+def local_phase(
+    client: Client, compressor: Compressor, shared: Shared, state: ClientState, batches: Any, key: jax.Array
+) -> tuple[Message, ClientState, jax.Array]:
+    """One worker: its H local steps and the encoding of its message."""
+    run_key, encode_key = jax.random.split(key)
+    message, local, losses_H = client.run(shared, state.local, batches, run_key)
+    payload, residual = compressor.encode(message.delta, state.residual, encode_key)
+    return message._replace(delta=payload), ClientState(local, residual), losses_H
+
+
+def outer_phase(server: Server, state: RoundState, combined: Combined, clients: ClientState) -> RoundState:
+    """The server's step on the combined messages."""
+    updates, outer = server.outer.tx.update(
+        combined.mean_delta,
+        state.outer,
+        state.shared.params,
+        worker_deltas=combined.worker_deltas,
+        weights=combined.weights_K,
+    )
+    params = optax.apply_updates(state.shared.params, updates)
+    model_state = server.absorb(state.shared, combined.extra, server.share_of_clients)
+    return RoundState(Shared(params, model_state), clients, outer, state.round + 1, state.key)
+
+
+def init_round(task: Task, workers: Workers, server: Server, clients: int, key: jax.Array) -> RoundState:
+    """The state before the first round, for a population of `clients`."""
+    shared = Shared(*task.init(jax.random.fold_in(key, 0)))
+    one = ClientState(workers.client.init(shared), workers.compressor.init(shared.params))
+    everyone = jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *jnp.shape(x))), one)
+    outer = server.outer.tx.init(shared.params)
+    return RoundState(shared, everyone, outer, jnp.int32(0), jax.random.fold_in(key, 1))
+
+
+def worker_keys(state: RoundState, ids_K: jax.Array) -> jax.Array:
+    """One key a worker, from (seed, round, worker id) alone: where a worker runs changes nothing."""
+    round_key = jax.random.fold_in(state.key, state.round)
+    return jax.vmap(lambda i: jax.random.fold_in(round_key, i))(ids_K)
+
+
+def draw_items(feed: Resident, state: RoundState, K: int, H: int, B: int) -> Items:
+    """This round's minibatches for K workers, H of B examples each, drawn from resident data."""
+    keys_K2 = jax.vmap(jax.random.split)(worker_keys(state, jnp.arange(K)))
+    batches = jax.vmap(lambda key: feed.sample(key, (H, B)))(keys_K2[:, 0])
+    return Items(batches, keys_K2[:, 1])
+
+
+def _deliver(
+    state: RoundState, items: Items, messages: Message, old_K: ClientState, new_K: ClientState
+) -> tuple[Message, ClientState]:
+    """Weight 0 for the absent, whose state stays as it was; then every client state back to its own place."""
+    if items.present is not None:
+        here_K = items.present > 0
+        messages = messages._replace(weight=messages.weight * items.present)
+        new_K = jax.tree.map(lambda n, o: jnp.where(here_K.reshape(-1, *[1] * (n.ndim - 1)), n, o), new_K, old_K)
+    if items.ids is None:
+        return messages, new_K
+    return messages, jax.tree.map(lambda c, n: c.at[items.ids].set(n), state.clients, new_K)

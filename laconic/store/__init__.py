@@ -1,0 +1,1 @@
+"""What outlives a process: checkpoints, run logs, and the atomic writes under both."""

@@ -1,0 +1,182 @@
+"""Run logs: one strict JSON record a line, each on disk before `append` returns, and what made them (`provenance`)."""
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from laconic.errors import LaconicError
+from laconic.store import atomic
+
+Json = Any  # what `json` can write: None, bool, int, float, str, and lists and dicts of these
+
+DIGITS = 6  # significant digits kept of array values; Python floats are kept whole
+LIBRARIES = ("jax", "jaxlib", "optax", "equinox", "numpy")
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLog:
+    """A JSONL file with one writer, safe to append to after a crash."""
+
+    path: str | Path
+
+    def append(self, kind: str, **fields: Any) -> None:
+        """Add the record `{"kind": kind, **fields}` and sync it; a torn last line is dropped first."""
+        line = json.dumps(plain({"kind": kind, **fields}), allow_nan=False).encode() + b"\n"
+        path = Path(self.path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab+") as file:
+                _mend(file)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise LaconicError(f"cannot append to {path}: {error.strerror or error}. Check permissions.") from error
+
+
+def read(path: str | Path) -> list[dict[str, Json]]:
+    """All records. A torn last line, left by a killed writer, is skipped; any other bad line is an error."""
+    try:
+        *lines, tail = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise LaconicError(f"cannot read run log {path}: {error.strerror or error}. Check the path.") from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line)
+        if record is None:
+            raise LaconicError(f"line {number} of {path} is not a JSON object: repair or delete that line.")
+        records.append(record)
+    last = _parse(tail)
+    return records if last is None else [*records, last]
+
+
+def write_json(path: str | Path, obj: Any) -> None:
+    """Replace `path` by `obj` as indented strict JSON, in one step; values are made plain as in a run log."""
+    atomic.write_text(path, json.dumps(plain(obj), allow_nan=False, indent=2) + "\n")
+
+
+def plain(value: Any, name: str = "record") -> Json:
+    """`value` as strict JSON: arrays become lists of 6-digit numbers, NaN and infinities null, dataclasses dicts."""
+    is_array = isinstance(value, np.ndarray | np.generic | jax.Array)
+    if is_array and not jnp.issubdtype(value.dtype, jax.dtypes.extended):  # PRNG keys have no numbers to show
+        return _rounded(np.asarray(value).tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        return {str(key): plain(item, f"{name}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name), f"{name}.{f.name}") for f in dataclasses.fields(value)}
+    raise LaconicError(f"{name} is a {type(value).__name__}, which JSON cannot hold: give numbers, strings or arrays.")
+
+
+def provenance() -> dict[str, Json]:
+    """What a record needs to be reproduced: source commit, versions, device, host and UTC start time.
+
+    `dirty` says whether the package's own folder differs from `commit`; it is None outside a git work tree, where
+    `commit` is $LACONIC_COMMIT.
+    """
+    commit, dirty = source_state(PACKAGE)
+    devices = jax.devices()
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "versions": {
+            "laconic": _own_version(),
+            "python": platform.python_version(),
+            **{name: _installed_version(name) for name in LIBRARIES},
+        },
+        "device": {"kind": devices[0].device_kind, "count": len(devices), "platform": devices[0].platform},
+        "host_cpus": os.cpu_count(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def source_state(package: Path) -> tuple[str | None, bool | None]:
+    """(commit, dirty) of the git work tree that tracks `package`, else ($LACONIC_COMMIT or None, None)."""
+    # an environment inside somebody else's repository lies in a work tree too, but is not tracked by it
+    tracked = _git(package, "ls-files", "--", ".")
+    commit = _git(package, "rev-parse", "HEAD") if tracked else None
+    if not commit:
+        return os.environ.get("LACONIC_COMMIT") or None, None
+    return commit, _git(package, "status", "--porcelain", "--", ".") != ""
+
+
+def _rounded(value: Any) -> Json:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    return plain(value)
+
+
+def _parse(line: bytes) -> dict[str, Json] | None:
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        record = json.loads(line.decode(), parse_constant=refuse)
+    except ValueError:  # bad UTF-8 and bad JSON alike
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _mend(file: BinaryIO) -> None:
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    data = file.read()
+    start = data.rfind(b"\n") + 1
+    if _parse(data[start:]) is None:
+        file.truncate(start)
+    else:
+        file.write(b"\n")  # a record is whole once its brace is closed: only the newline was lost
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    # a git hook's variables would point at the hook's repository instead of the folder's
+    environment = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _own_version() -> str | None:
+    project = PACKAGE.parent / "pyproject.toml"
+    if project.is_file():  # a source tree states its own version; an older installed copy may not be what runs
+        about = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+        if about.get("name") == "laconic":
+            return about.get("version")
+    return _installed_version("laconic")
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""What is trained: the `Task` type, the models, and the catalog of named tasks."""

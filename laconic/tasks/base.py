@@ -1,0 +1,81 @@
+"""A task: how to start a model, its loss on a batch, and where batches come from."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from laconic.data.feed import Arrays, Batch, Feed, Resident
+
+Params = Any
+ModelState = Any
+Metrics = dict[str, jax.Array]
+
+
+class Aux(NamedTuple):
+    """What a loss returns beside its value: the model state after the batch, and metrics (means over the batch)."""
+
+    model_state: ModelState = ()
+    metrics: Metrics = {}  # noqa: RUF012  (never mutated)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["feed"],
+    meta_fields=["name", "init", "loss", "evaluate", "classes"],
+)
+@dataclass(frozen=True)
+class Task:
+    """Anything that can be trained by communication rounds.
+
+    init:     key → (params, model_state); model_state is () unless the model carries statistics (BatchNorm)
+    loss:     (params, model_state, batch, key) → (scalar loss, Aux), in training mode
+    feed:     where batches come from; its arrays are the task's only leaves
+    evaluate: (params, model_state, batch) → metrics, in inference mode; must hold "loss" and may hold "accuracy"
+    classes:  how many equally likely answers a guess has (ln of it is the loss of knowing nothing); None if there
+              are no classes
+    """
+
+    name: str
+    init: Callable[[jax.Array], tuple[Params, ModelState]]
+    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, Aux]]
+    feed: Feed
+    evaluate: Callable[[Params, ModelState, Batch], Metrics] = field(kw_only=True)
+    classes: int | None = field(default=None, kw_only=True)
+
+
+def plain_task(
+    name: str,
+    init: Callable[[jax.Array], Params],
+    loss: Callable[[Params, Batch], jax.Array],
+    data: Arrays | Feed,
+    *,
+    test: Arrays | None = None,
+    metrics: Callable[[Params, Batch], Metrics] | None = None,
+) -> Task:
+    """A task from two plain functions: `init(key) → params` and `loss(params, batch) → scalar`.
+
+    `data` (and `test`) are pytrees of arrays with one example a row, or a ready feed. Nothing is held out here:
+    give `test` to see test loss, and `metrics(params, batch)` to see more than the loss.
+    """
+    if isinstance(data, Feed):
+        feed = data
+    else:
+        feed = Resident({"train": data} if test is None else {"train": data, "test": test})
+
+    def full_loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> tuple[jax.Array, Aux]:
+        return loss(params, batch), Aux(model_state)
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        more = metrics(params, batch) if metrics else {}
+        return {"loss": loss(params, batch), **more}
+
+    return Task(name, lambda key: (init(key), ()), full_loss, feed, evaluate=evaluate)
+
+
+def count_parameters(params: Params) -> int:
+    """How many numbers a pytree of parameters holds."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

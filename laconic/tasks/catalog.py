@@ -1,0 +1,138 @@
+"""The named tasks: `make_task("fmnist-mlp2")`, or with options `make_task("lm-bytes:file=/path/x.txt,context=32")`.
+
+Adding a task is one line in `TASKS`. Naming a task reads no data; making it does.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from laconic.data import cifar10, digits, fmnist, imagenet32, text
+from laconic.data.splits import Dataset
+from laconic.errors import LaconicError, unknown
+from laconic.tasks.base import Task
+from laconic.tasks.classifier import classifier_task, stateful_classifier_task
+from laconic.tasks.cnn import CNN, NormCNN
+from laconic.tasks.layers import Statistics
+from laconic.tasks.lm import byte_lm_task
+from laconic.tasks.mlp import MLP
+
+Options = Mapping[str, Any]
+
+
+class Entry(NamedTuple):
+    """A named task: one line about it, how to read its data, its model on that data, and its options' defaults.
+
+    An option's value has the type of its default: a positive whole number, or a text (empty: the built-in choice).
+    """
+
+    description: str
+    load: Callable[[Options], Dataset]
+    model: Callable[[str, Dataset, Options], Task]
+    options: Mapping[str, int | str]
+
+
+def _image_shape(dataset: Dataset) -> tuple[int, ...]:
+    return dataset.feed.splits["train"]["x"].shape[1:]
+
+
+def _mlp(hidden_layers: int, name: str, dataset: Dataset, options: Options) -> Task:
+    sizes = (math.prod(_image_shape(dataset)), *[options["width"]] * hidden_layers, dataset.classes)
+    return classifier_task(name, lambda key: MLP(key, sizes), dataset)
+
+
+def _cnn(name: str, dataset: Dataset, options: Options) -> Task:
+    sizes = _image_shape(dataset)[-1], options["width"], dataset.classes
+    return classifier_task(name, lambda key: CNN(key, *sizes), dataset)
+
+
+def _norm_cnn(name: str, dataset: Dataset, options: Options) -> Task:
+    sizes = _image_shape(dataset)[-1], options["width"], dataset.classes
+
+    def build(key: jax.Array) -> tuple[NormCNN, tuple[Statistics, ...]]:
+        model = NormCNN(key, *sizes)
+        return model, model.begin()
+
+    return stateful_classifier_task(name, build, dataset)
+
+
+def _byte_lm(name: str, dataset: Dataset, options: Options) -> Task:
+    shape = {key: options[key] for key in ("context", "hidden", "heads", "layers")}
+    return byte_lm_task(name, dataset, **shape)
+
+
+def _digits(options: Options) -> Dataset:
+    return digits.load()
+
+
+def _fmnist(options: Options) -> Dataset:
+    return fmnist.load()
+
+
+def _cifar10(options: Options) -> Dataset:
+    return cifar10.load()
+
+
+def _imagenet(options: Options) -> Dataset:
+    return imagenet32.load(options["folder"] or None)
+
+
+def _text(options: Options) -> Dataset:
+    return text.load(options["file"] or None, options["context"])
+
+
+_mlp2, _mlp3 = partial(_mlp, 2), partial(_mlp, 3)
+_SMALL, _WIDE, _CHANNELS, _FOLDER = {"width": 64}, {"width": 128}, {"width": 32}, {"folder": ""}
+_DECODER = {"file": "", "context": 64, "hidden": 64, "heads": 4, "layers": 2}
+
+TASKS: dict[str, Entry] = {
+    "digits-mlp": Entry("8×8 digits, MLP 64-64-64-10; needs no download", _digits, _mlp2, _SMALL),
+    "fmnist-mlp2": Entry("Fashion-MNIST, MLP with two hidden layers", _fmnist, _mlp2, _WIDE),
+    "fmnist-mlp3": Entry("Fashion-MNIST, MLP with three hidden layers", _fmnist, _mlp3, _WIDE),
+    "fmnist-cnn": Entry("Fashion-MNIST, three convolutions", _fmnist, _cnn, _CHANNELS),
+    "cifar10-mlp2": Entry("CIFAR-10, MLP with two hidden layers", _cifar10, _mlp2, _WIDE),
+    "cifar10-cnn": Entry("CIFAR-10, three convolutions", _cifar10, _cnn, _CHANNELS),
+    "cifar10-cnn-bn": Entry("CIFAR-10, three convolutions with BatchNorm", _cifar10, _norm_cnn, _CHANNELS),
+    "imagenet32-mlp2": Entry("ImageNet at 32×32, MLP with two hidden layers", _imagenet, _mlp2, _WIDE | _FOLDER),
+    "imagenet32-mlp3": Entry("ImageNet at 32×32, MLP with three hidden layers", _imagenet, _mlp3, _WIDE | _FOLDER),
+    "imagenet32-cnn": Entry("ImageNet at 32×32, three convolutions", _imagenet, _cnn, _CHANNELS | _FOLDER),
+    "lm-bytes": Entry("next byte of a text (by default Python's own library), decoder", _text, _byte_lm, _DECODER),
+}
+
+
+def make_task(spec: str) -> Task:
+    """Make the task `name` or `name:key=value,key=value`; its data is read here. The task's name is the spec."""
+    return make_task_and_source(spec)[0]
+
+
+def make_task_and_source(spec: str) -> tuple[Task, str]:
+    """The task, and a text that says where its data was read from (for the records of a run)."""
+    name, options = parse_spec(spec)
+    entry = TASKS[name]
+    dataset = entry.load(options)
+    return entry.model(spec, dataset, options), dataset.source
+
+
+def parse_spec(spec: str) -> tuple[str, Options]:
+    """The task a spec names and its options, defaults filled in; reads no data."""
+    name, colon, tail = spec.partition(":")
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    options = dict(TASKS[name].options)
+    for item in tail.split(",") if colon else []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise LaconicError(f"task {spec!r}: {item!r} is not key=value; write {name}:key=value,key=value.")
+        if key not in options:
+            raise unknown(f"option of task {name}", key, options)
+        options[key] = value if isinstance(options[key], str) else _positive(spec, key, value)
+    return name, options
+
+
+def _positive(spec: str, key: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise LaconicError(f"task {spec!r}: {key} must be a positive whole number, got {value!r}.")
+    return int(value)

@@ -1,0 +1,55 @@
+"""The fixed splits: sizes, disjointness, order-independence, and that they never change."""
+
+import hashlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from laconic.data.splits import divide, image_dataset, permutation
+
+PINNED = "1294e95f06b452512ff91913473de9c5308110ad935ed050a772940e67ac1327"
+
+
+@pytest.mark.parametrize("n", [10, 47, 1500, 60000])
+def test_divide_is_a_partition_with_the_promised_sizes(n):
+    parts = divide(n)
+    assert {split: len(rows) for split, rows in parts.items()} == {
+        "train": n - 2 * (n // 10),
+        "valid": n // 10,
+        "outer_valid": n // 10,
+    }
+    assert sorted(np.concatenate(list(parts.values()))) == list(range(n))
+
+
+def test_the_shuffle_never_changes():
+    order = permutation(60000).astype("<i8")
+    assert sorted(order) == list(range(60000))
+    assert hashlib.sha256(order.tobytes()).hexdigest() == PINNED
+
+
+def test_the_shuffle_ranks_the_documented_generator():
+    draws = [int(np.random.PCG64(20240604).random_raw(7)[i]) for i in range(7)]
+    assert list(permutation(7)) == sorted(range(7), key=draws.__getitem__)
+
+
+def test_a_file_sorted_by_class_is_safe():
+    labels = np.repeat(np.arange(10), 600)
+    images = np.zeros((6000, 1, 1, 1), np.uint8)
+    feed = image_dataset((images, labels), (images[:1], labels[:1]), 10, "made").feed
+    for split in ("train", "valid", "outer_valid"):
+        share = np.bincount(feed.splits[split]["y"], minlength=10) / feed.size(split)
+        assert np.all(np.abs(share - 0.1) < 4 * np.sqrt(0.1 * 0.9 / feed.size(split)))
+
+
+def test_images_stay_with_their_labels_and_types_are_fixed():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 250, 100)
+    images = np.broadcast_to(labels[:, None, None, None], (100, 2, 3, 1)).astype(np.uint8)
+    dataset = image_dataset((images, labels), (images[:7], labels[:7]), 250, "made")
+    assert (dataset.classes, dataset.source) == (250, "made")
+    for split, size in {"train": 80, "valid": 10, "outer_valid": 10, "test": 7}.items():
+        part = dataset.feed.splits[split]
+        assert part["x"].shape == (size, 2, 3, 1)
+        assert (part["x"].dtype, part["y"].dtype) == (jnp.uint8, jnp.int32)
+        np.testing.assert_array_equal(part["x"][:, 0, 0, 0], part["y"])
