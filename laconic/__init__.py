@@ -1,1 +1,56 @@
 """laconic: learned aggregation for communication-efficient training."""
+
+from laconic.client import Client, LocalOptimizer, Message, gradient_client, local_client
+from laconic.compress import Compressor, parse_compressor
+from laconic.data.feed import Resident, Streamed
+from laconic.errors import LaconicError
+from laconic.evaluate.run import Method, Setting, Simulation, local_method
+from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
+from laconic.recipes.compare import CompareConfig, compare, resume
+from laconic.recipes.methods import METHODS, parse_method
+from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+from laconic.tasks.base import Aux, Task, plain_task
+from laconic.tasks.catalog import TASKS, make_task
+from laconic.workers import Meshed, Simulated, worker_mesh
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "OUTER",
+    "TASKS",
+    "Aux",
+    "Client",
+    "CompareConfig",
+    "Compressor",
+    "Items",
+    "LaconicError",
+    "LearnedOptimizer",
+    "LocalOptimizer",
+    "Meshed",
+    "Message",
+    "Method",
+    "OuterOptimizer",
+    "Resident",
+    "RoundState",
+    "Server",
+    "Setting",
+    "Simulated",
+    "Simulation",
+    "Streamed",
+    "Task",
+    "communication_round",
+    "compare",
+    "draw_items",
+    "from_optax",
+    "gradient_client",
+    "init_round",
+    "local_client",
+    "local_method",
+    "make_task",
+    "parse_compressor",
+    "parse_method",
+    "plain_task",
+    "resume",
+    "worker_mesh",
+]

@@ -6,24 +6,27 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from laconic import __version__
 from laconic.errors import LaconicError, unknown
 from laconic.evaluate.compare import Interrupted
-from laconic.evaluate.report import table_rows
+from laconic.evaluate.summary import table_rows
 from laconic.recipes.compare import RECIPES, CompareConfig, compare, resume
 from laconic.recipes.methods import METHODS, options_of
 from laconic.tasks.catalog import TASKS
 
-out, err = Console(), Console(stderr=True)
+# A pipe or a log has no width of its own; 140 columns hold every table.
+out = Console(width=None if sys.stdout.isatty() else 140)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else 140)
 
 
 class Command(NamedTuple):
@@ -53,7 +56,7 @@ def dispatch(argv: Sequence[str]) -> int:
         _help()
         return 0
     if argv[0] in ("--version", "-V"):
-        out.print(f"laconic {version('laconic')}", highlight=False)
+        out.print(f"laconic {__version__}", highlight=False)
         return 0
     if argv[0] not in COMMANDS:
         raise unknown("command", argv[0], COMMANDS)
@@ -66,7 +69,7 @@ def _help() -> None:
         out.print(f"  [bold cyan]{name:<12}[/] {command.summary}", highlight=False)
     out.print(
         "\nTry first:\n"
-        "  laconic compare                                  five optimizers on bundled data, in about a minute\n"
+        "  laconic compare                                  five optimizers on bundled data, under a minute\n"
         "  laconic compare --link 100Mbit/20ms              … and what fewer rounds are worth on that network\n"
         "  laconic compare fmnist-baselines --seeds 2       a ready recipe, with one number changed\n"
         "  laconic compare --help                           every flag\n",
@@ -194,9 +197,9 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
         f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}, "
         f"{config['rounds']} rounds, {config['seeds']} seeds"
     )
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(headers):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold", no_wrap=i > 0)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     out.print(table)

@@ -154,11 +154,11 @@ def over_model(name: str, codec: Codec) -> Compressor:
     """One codec over the whole model flattened into a vector."""
 
     def encode(delta: Tree, state: Any, key: jax.Array) -> tuple[Any, Any]:
-        return codec.encode(ravel_pytree(delta)[0], key), state
+        return codec.encode(ravel_pytree(_float32(delta))[0], key), state
 
     def decode(payload: Any, like: Tree) -> Tree:
-        flat, unravel = ravel_pytree(like)
-        return unravel(codec.decode(payload, flat.shape[0]).astype(flat.dtype))
+        flat, unravel = ravel_pytree(_float32(like))
+        return jax.tree.map(lambda x, p: x.astype(p.dtype), unravel(codec.decode(payload, flat.shape[0])), like)
 
     return Compressor(name, lambda params: (), encode, decode)
 
@@ -167,7 +167,7 @@ def over_tensors(name: str, codec: Codec) -> Compressor:
     """The codec over each tensor on its own."""
 
     def encode(delta: Tree, state: Any, key: jax.Array) -> tuple[Any, Any]:
-        leaves = jax.tree.leaves(delta)
+        leaves = jax.tree.leaves(_float32(delta))
         keys = jax.random.split(key, len(leaves))
         return [codec.encode(leaf.reshape(-1), keys[i]) for i, leaf in enumerate(leaves)], state
 
@@ -177,6 +177,10 @@ def over_tensors(name: str, codec: Codec) -> Compressor:
         return jax.tree.unflatten(structure, [b.astype(leaf.dtype) for b, leaf in zip(back, leaves, strict=True)])
 
     return Compressor(name, lambda params: (), encode, decode)
+
+
+def _float32(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 def error_feedback(inner: Compressor) -> Compressor:
@@ -212,6 +216,8 @@ def parse_compressor(spec: str) -> Compressor:
     words = spec.split("+")
     feedback = words[-1] == "ef"
     words = words[:-1] if feedback else words
+    if not words:
+        raise LaconicError("'ef' remembers what a compressor lost: name one before it, as in 'topk:0.01+ef'.")
     values, sparse = raw(), None
     for position, word in enumerate(words):
         name, _, number = word.partition(":")

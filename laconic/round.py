@@ -140,8 +140,9 @@ def _deliver(
 ) -> tuple[Message, ClientState]:
     """Weight 0 for the absent, whose state stays as it was; then every client state back to its own place."""
     if items.present is not None:
-        here_K = items.present > 0
-        messages = messages._replace(weight=messages.weight * items.present)
+        present_K = items.present.astype(jnp.float32)
+        here_K = present_K > 0
+        messages = messages._replace(weight=messages.weight * present_K)
         new_K = jax.tree.map(lambda n, o: jnp.where(here_K.reshape(-1, *[1] * (n.ndim - 1)), n, o), new_K, old_K)
     if items.ids is None:
         return messages, new_K

@@ -122,16 +122,20 @@ def positive(total: jax.Array) -> jax.Array:
 def weighted_sum(x_K: jax.Array, shares_K: jax.Array) -> jax.Array:
     """Σ_k s_k x_k; a share of 0 silences even a NaN. Counters and flags, which are not floats, take the largest."""
     if not jnp.issubdtype(x_K.dtype, jnp.floating):
-        return jnp.max(x_K, axis=0)
-    shares_K = shares_K.astype(x_K.dtype)
+        lowest = False if x_K.dtype == bool else jnp.iinfo(x_K.dtype).min
+        here = jnp.broadcast_to((shares_K > 0).reshape(-1, *[1] * (x_K.ndim - 1)), x_K.shape)
+        return jnp.max(x_K, axis=0, where=here, initial=lowest)
 
-    def add(k: int | jax.Array, total: jax.Array) -> jax.Array:
-        return total + jnp.where(shares_K[k] > 0, x_K[k] * shares_K[k], 0)
+    wide = jnp.float32 if x_K.dtype.itemsize < 4 else x_K.dtype  # in bfloat16 three thirds would be more than one
+    shares_K = shares_K.astype(wide)
+
+    def part(k: int | jax.Array) -> jax.Array:
+        return jnp.where(shares_K[k] > 0, x_K[k].astype(wide) * shares_K[k], 0)
 
     # Written out, the sum is one pass over memory; as a reduction over the first axis it is 40 times slower on CPUs.
     if x_K.shape[0] > UNROLLED:
-        return jax.lax.fori_loop(0, x_K.shape[0], add, jnp.zeros_like(x_K[0]))
-    total = jnp.where(shares_K[0] > 0, x_K[0] * shares_K[0], 0)
-    for k in range(1, x_K.shape[0]):
-        total = add(k, total)
-    return total
+        start = jnp.zeros_like(x_K[0], wide)
+        total = jax.lax.fori_loop(0, x_K.shape[0], lambda k, total: total + part(k), start)
+    else:
+        total = sum(map(part, range(1, x_K.shape[0])), part(0))
+    return total.astype(x_K.dtype)

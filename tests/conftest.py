@@ -56,3 +56,10 @@ def raises_clearly():
             return result
 
     return Clearly
+
+
+@pytest.fixture
+def standard_promotion():
+    """For tests that run optax's Adam, which raises β to an integer power and so breaks strict promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield

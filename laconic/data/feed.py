@@ -25,7 +25,7 @@ Batch = Any
 
 def rows(arrays: Arrays, indices: jax.Array) -> Batch:
     """The usual gather: row `i` of every array is example `i`."""
-    return jax.tree.map(lambda a: a[indices], arrays)
+    return jax.tree.map(lambda a: jnp.asarray(a)[indices], arrays)
 
 
 def count_rows(arrays: Arrays) -> int:

@@ -85,14 +85,9 @@ def run_comparison(
 ) -> list[dict[str, Any]]:
     """Run every method that `folder` has no record of, write the summary and the report → all records."""
     observer = observer or Silent()
-    labels = [method.label for method in methods]
-    if len(set(labels)) < len(labels):
-        raise LaconicError(f"two optimizers have the same label in {labels}; tell them apart with label=NAME.")
-    simulations = [Simulation(task, method, setting, options.mesh) for method in methods]
-    traffic = [simulation.traffic(options.topology) for simulation in simulations]  # refuses before anything runs
     log = RunLog(folder / RECORDS)
     finished = {r["label"] for r in read(folder / RECORDS) if r["kind"] == "method"}
-    for simulation, sizes in zip(simulations, traffic, strict=True):
+    for simulation, sizes in prepare(task, methods, setting, options):
         if simulation.method.label not in finished:
             _warn_past_horizon(simulation, observer)
             record = _run_method(simulation, folder, options.keep_going, observer, stop)
@@ -104,6 +99,17 @@ def run_comparison(
         records = read(folder / RECORDS)
     report.write_report(folder, records)
     return records
+
+
+def prepare(
+    task: Task, methods: Sequence[Method], setting: Setting, options: Options
+) -> list[tuple[Simulation, Traffic]]:
+    """Every method ready to run, with its traffic; what cannot work is refused here, before anything is computed."""
+    labels = [method.label for method in methods]
+    if len(set(labels)) < len(labels):
+        raise LaconicError(f"two optimizers have the same label in {labels}; tell them apart with label=NAME.")
+    simulations = [Simulation(task, method, setting, options.mesh) for method in methods]
+    return [(simulation, simulation.traffic(options.topology)) for simulation in simulations]
 
 
 def _warn_past_horizon(simulation: Simulation, observer: Observer) -> None:

@@ -1,7 +1,7 @@
-"""Drawing the panels of a comparison, and writing them as PNG, as SVG, and as SVG for inside a page.
+"""Drawing the panels of a comparison, and writing them as PNG and SVG.
 
 Matplotlib is imported on first use and only as Figure objects, so nothing global changes. Nothing is ever drawn
-outside its axes, which is why no artist is clipped: an inline SVG then needs no references between its parts.
+outside its axes, which is why no artist is clipped: inside a page the SVG then needs no references among its parts.
 """
 
 import io
@@ -11,19 +11,31 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import numpy as np
 
-from laconic.evaluate.panels import INK, Curve, Panel, Record, Style, bits_panel, of_kind, panels, round_values, styles
+from laconic.evaluate.panels import (
+    GRID,
+    INK,
+    Curve,
+    Panel,
+    Record,
+    Style,
+    bits_panel,
+    legend_label,
+    of_kind,
+    panels,
+    round_values,
+    styles,
+)
+from laconic.evaluate.summary import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GRID = "#dfe2e7"
-CEILING = 10.0  # a loss that many times the one at the start is off the chart
-LONGEST = 44  # characters of a label in a legend
+CEILING = 3.0  # a loss that many times the one at the start is off the chart
+TARGET_LINE = {"color": INK, "linewidth": 0.9, "linestyle": ":"}
 RC = {
     "font.size": 9.0,
     "font.family": ["DejaVu Sans"],
@@ -47,12 +59,12 @@ def loss_against_bits_figure(records: Sequence[Record]) -> "Figure":
 
 
 def panel_figure(panel: Panel) -> "Figure":
-    """One panel alone, without title or legend, at a size that still reads on a phone."""
+    """One panel alone on no background, without title or legend, at a size that still reads on a phone."""
     from matplotlib.figure import Figure
 
     with _our_style():
-        figure = Figure(figsize=(4.1, 3.1), layout="constrained")
-        _draw(figure.subplots(), panel)
+        figure = Figure(figsize=(3.7, 2.85), layout="constrained", facecolor="none")
+        _draw(figure.subplots(subplot_kw={"facecolor": "none"}), panel)
     return figure
 
 
@@ -64,39 +76,6 @@ def png_bytes(figure: "Figure") -> bytes:
 def svg_bytes(figure: "Figure") -> bytes:
     """The figure as an SVG file."""
     return _saved(figure, "svg", {"Date": None, "Creator": None, "Format": None, "Type": None})
-
-
-def inline_svg(figure: "Figure", description: str) -> str:
-    """The figure as an `<svg>` for inside a page: no ids or namespaces, in the page's own ink, grid colour and font."""
-    root = ElementTree.fromstring(svg_bytes(figure))
-    shapes = {f"#{node.get('id')}": node.get("d", "") for node in root.iter() if "id" in node.attrib}
-    for parent in root.iter():
-        for child in [c for c in parent if _bare(c.tag) in ("defs", "metadata", "style")]:
-            parent.remove(child)
-    for node in root.iter():
-        node.tag = _bare(node.tag)
-        if node.tag == "use":  # ticks and markers: one shape moved about; drawn out, so that no id is needed
-            node.tag, href = "path", node.attrib.pop("{http://www.w3.org/1999/xlink}href")
-            x, y = float(node.attrib.pop("x", 0)), float(node.attrib.pop("y", 0))
-            node.set("transform", f"translate({_short(x)} {_short(y)})")
-            node.set("d", shapes[href])
-        node.attrib.pop("id", None)
-        if "d" in node.attrib:
-            node.set(
-                "d", re.sub(r"-?\d+\.\d+", lambda match: _short(float(match[0])), " ".join(node.attrib["d"].split()))
-            )
-        if "style" in node.attrib:
-            style = node.attrib["style"].replace(INK, "currentColor").replace(GRID, "var(--line)")
-            node.set("style", re.sub(r"font: ([\d.]+)px [^;]*", r"font-size: \1px", style))
-    box = root.get("viewBox", "")
-    root.attrib.clear()
-    root.attrib |= {"viewBox": box, "role": "img", "aria-label": description, "stroke-linejoin": "round"}
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def drawable(label: str) -> str:
-    """The label without control characters, which neither XML nor a font can hold."""
-    return "".join(character if character.isprintable() else " " for character in label)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -119,23 +98,20 @@ def _saved(figure: "Figure", kind: str, metadata: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _bare(tag: str) -> str:
-    return tag.rpartition("}")[2]
-
-
-def _short(number: float) -> str:
-    return f"{number:.2f}".rstrip("0").rstrip(".")
-
-
 def _figure(records: Sequence[Record], shown: Sequence[Panel]) -> "Figure":
     from matplotlib.figure import Figure
 
-    entries = [*zip(styles(records), map(legend_label, of_kind(records, "method")), strict=True)]
+    labels = [legend_label(method) for method in of_kind(records, "method")]
+    entries = [(_line_options(style), label) for style, label in zip(styles(records), labels, strict=True)]
+    target = shown[0].target
+    if target is not None:
+        entries.append((TARGET_LINE, f"target {number(target)}"))
     width = 4.6 * len(shown)
     columns = max(1, min(len(entries), int(width * 72 / (48 + 5.6 * max(len(label) for _, label in entries)))))
     with _our_style():
         height = 3.7 + 0.2 * math.ceil(len(entries) / columns)
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # type: ignore[union-attr]
         for panel, ax in zip(shown, figure.subplots(1, len(shown), squeeze=False)[0], strict=True):
             _draw(ax, panel)
             ax.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=10)
@@ -143,18 +119,10 @@ def _figure(records: Sequence[Record], shown: Sequence[Panel]) -> "Figure":
     return figure
 
 
-def legend_label(method: Record) -> str:
-    """A method's label, shortened if need be, and how many of its seeds diverged."""
-    label, seeds = drawable(method["label"]), len(method["diverged"])
-    label = label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
-    bad = sum(method["diverged"])
-    return label + (f" (diverged: {bad} of {seeds} seeds)" if 0 < bad < seeds else " (diverged)" if bad else "")
-
-
-def _add_legend(figure: "Figure", entries: Sequence[tuple[Style, str]], columns: int) -> None:
+def _add_legend(figure: "Figure", entries: Sequence[tuple[dict[str, Any], str]], columns: int) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **_line_options(style)) for style, _ in entries]
+    handles = [Line2D([], [], **options) for options, _ in entries]
     names = [str(i) for i in range(len(entries))]  # stand-ins: a legend drops a label such as "_x" and parses "$x$"
     legend = figure.legend(
         handles, names, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.6, columnspacing=1.8
@@ -166,7 +134,7 @@ def _add_legend(figure: "Figure", entries: Sequence[tuple[Style, str]], columns:
 
 def _line_options(style: Style) -> dict[str, Any]:
     line = (0, style.dashes) if style.dashes else "-"
-    return {"color": style.colour, "linewidth": 1.6, "linestyle": line, "marker": style.marker, "markersize": 4}
+    return {"color": style.colour, "linewidth": 1.7, "linestyle": line, "marker": style.marker, "markersize": 4}
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
@@ -188,9 +156,7 @@ def _draw(ax: "Axes", panel: Panel) -> None:
     ax.set_ylim(bottom, top)
     _label_axes(ax, panel, log_y)
     if panel.target is not None and bottom <= panel.target <= top:
-        line = ax.plot(
-            ax.get_xlim(), (panel.target, panel.target), color=INK, linewidth=0.9, linestyle=":", clip_on=False
-        )
+        line = ax.plot(ax.get_xlim(), (panel.target, panel.target), **TARGET_LINE, clip_on=False)
         line[0].set_gid(f"{panel.name}-target")
 
 

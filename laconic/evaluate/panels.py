@@ -20,7 +20,10 @@ Record = dict[str, Any]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ((), (5, 1.6), (5, 1.6, 1.2, 1.6), (1.8, 1.4), (9, 2.4), (5, 1.6, 1.2, 1.6, 1.2, 1.6))
 MARKERS = ("", "o", "s", "^")
-INK = "#1b1e23"
+INK, GRID = "#1b1e23", "#dfe2e7"
+LONGEST = 44  # characters of a label in a legend
+# in a page these four follow its light or dark theme
+THEMED = {INK: "currentColor", GRID: "var(--line)", COLOURS[0]: "var(--blue)", COLOURS[5]: "var(--sky)"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,13 @@ class Panel:
     target: float | None = None
 
 
+def themed(text: str) -> str:
+    """Markup in fixed colours → in the page's."""
+    for fixed, variable in THEMED.items():
+        text = text.replace(fixed, variable)
+    return text
+
+
 def of_kind(records: Sequence[Record], kind: str) -> list[Record]:
     """The records of one kind, in order."""
     return [record for record in records if record.get("kind") == kind]
@@ -73,6 +83,19 @@ def styles(records: Sequence[Record]) -> list[Style]:
         used += not is_reference
         result.append(Style(colour, DASHES[i % len(DASHES)], MARKERS[i // len(DASHES) % len(MARKERS)]))
     return result
+
+
+def legend_label(method: Record) -> str:
+    """A method's label, shortened if need be, and how many of its seeds diverged."""
+    label, seeds = drawable(method["label"]), len(method["diverged"])
+    label = label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
+    bad = sum(method["diverged"])
+    return label + (f" (diverged: {bad} of {seeds} seeds)" if 0 < bad < seeds else " (diverged)" if bad else "")
+
+
+def drawable(label: str) -> str:
+    """The label without control characters, which neither XML nor a font can hold."""
+    return "".join(character if character.isprintable() else " " for character in label)
 
 
 def panels(records: Sequence[Record]) -> list[Panel]:
@@ -162,7 +185,7 @@ def seconds_per_round(records: Sequence[Record]) -> list[float | None]:
 
 
 def round_values(low: float, high: float, most: int) -> list[float]:
-    """Up to `most` round numbers in [low, high], both positive, ascending: the finest pattern of few digits that fits."""
+    """Up to `most` round numbers in [low, high], both positive, ascending: the finest pattern that fits."""
     fine = [np.arange(100, 1000, step) / 100 for step in (1, 2, 5, 10, 20, 50, 100)]
     patterns = [*((mantissas, 1) for mantissas in fine), ((1, 2, 5), 1), *(((1,), every) for every in range(1, 700))]
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

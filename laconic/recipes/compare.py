@@ -14,7 +14,7 @@ import optax
 from laconic.client import Shared, local_client
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import CHECKPOINT, RECORDS, Observer, Options, Silent, run_comparison
+from laconic.evaluate.compare import CHECKPOINT, RECORDS, Observer, Options, Silent, prepare, run_comparison
 from laconic.evaluate.run import TOPOLOGIES, Setting
 from laconic.evaluate.timing import Link, measure_step, parse_duration, parse_link
 from laconic.recipes.methods import parse_method
@@ -31,7 +31,13 @@ class CompareConfig:
 
     task: str = "digits-mlp"
     """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
-    optimizers: tuple[str, ...] = ("local-sgd", "slowmo:gamma=0.1,beta=0.8", "diloco", "fedadam", "adam")
+    optimizers: tuple[str, ...] = (
+        "local-sgd",
+        "slowmo:gamma=0.3,beta=0.8",
+        "fedadam:gamma=0.3,eta=0.03",
+        "adam:alpha=0.02",
+        "diloco",
+    )
     """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value."""
     workers: int = 8
     """K, how many workers there are."""
@@ -39,7 +45,7 @@ class CompareConfig:
     """H, the local steps each takes in a round."""
     batch: int = 16
     """B, the examples of a local step."""
-    rounds: int = 200
+    rounds: int = 100
     """T, the communication rounds."""
     seeds: int = 5
     """How many seeds, each with its own initial weights and minibatches."""
@@ -66,7 +72,7 @@ class CompareConfig:
 
 
 RECIPES: dict[str, tuple[str, CompareConfig]] = {
-    "digits": ("five hand-designed optimizers on the bundled digits, in a minute on a laptop", CompareConfig()),
+    "digits": ("five hand-designed optimizers on the bundled digits, under a minute on a laptop", CompareConfig()),
     "fmnist-baselines": (
         "the paper's tuned baselines on Fashion-MNIST: 2-layer MLP, K = 8, H = 4, B = 128, 1000 rounds, 10 seeds",
         CompareConfig(
@@ -131,6 +137,7 @@ def compare(
         task, source = make_task_and_source(config.task)
     else:
         config = replace(config, task=task.name)
+    prepare(task, methods, setting, options)
     folder = _new_folder(config)
     config = replace(config, out=folder)
     RunLog(folder / RECORDS).append(

@@ -10,6 +10,7 @@ from laconic.recipes.methods import METHODS, options_of, parse_method
 from laconic.tasks.base import plain_task
 
 RNG = np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 X, Y = RNG.normal(size=(64, 4)).astype(np.float32), RNG.normal(size=64).astype(np.float32)
 
 

@@ -1,0 +1,66 @@
+"""A regression small enough to differentiate by hand: two layers, 64 examples, gradients in float64 NumPy."""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from laconic.tasks.base import Aux, Task, plain_task
+
+Tree = dict[str, np.ndarray]
+SHAPES = {"w1": (5, 6), "b1": (6,), "w2": (6, 2), "b2": (2,)}
+_rng = np.random.default_rng(0)
+X = np.asarray(_rng.normal(size=(64, 5)), np.float32)
+Y = np.asarray(np.sin(X[:, :2]) + 0.1 * _rng.normal(size=(64, 2)), np.float32)
+
+
+def init(key: jax.Array) -> Any:
+    keys = jax.random.split(key, len(SHAPES))
+    return {name: 0.5 * jax.random.normal(keys[i], s) for i, (name, s) in enumerate(SHAPES.items())}
+
+
+def loss(params: Any, batch: Any) -> jax.Array:
+    x, y = batch
+    hidden = jnp.tanh(x @ params["w1"] + params["b1"][None, :])
+    error = hidden @ params["w2"] + params["b2"][None, :] - y
+    return 0.5 * jnp.mean(jnp.sum(error**2, axis=1))
+
+
+def task() -> Task:
+    return plain_task("tiny", init, loss, (jnp.asarray(X), jnp.asarray(Y)))
+
+
+def stateful_task() -> Task:
+    """The same with a model state, as BatchNorm has: a running mean of the inputs, and how many batches it saw."""
+
+    def start(key: jax.Array) -> Any:
+        return init(key), {"mean": jnp.zeros(5), "seen": jnp.int32(0)}
+
+    def full(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
+        mean = 0.9 * model_state["mean"] + 0.1 * jnp.mean(batch[0], axis=0)
+        centred = (batch[0] - model_state["mean"][None, :], batch[1])
+        return loss(params, centred), Aux({"mean": mean, "seen": model_state["seen"] + 1})
+
+    return Task("stateful", start, full, task().feed, evaluate=lambda p, s, b: {"loss": loss(p, b)})
+
+
+def loss_and_gradient(params: Tree, rows: np.ndarray, centre: Any = 0.0) -> tuple[float, Tree]:
+    """By hand, in float64."""
+    x, y = X[rows].astype(np.float64) - centre, Y[rows].astype(np.float64)
+    hidden = np.tanh(x @ params["w1"] + params["b1"])
+    error = hidden @ params["w2"] + params["b2"] - y
+    value = 0.5 * float(np.mean(np.sum(error**2, axis=1)))
+    error = error / len(rows)
+    back = (error @ params["w2"].T) * (1 - hidden**2)
+    return value, {"w1": x.T @ back, "b1": back.sum(axis=0), "w2": hidden.T @ error, "b2": error.sum(axis=0)}
+
+
+def gradient(params: Tree, rows: np.ndarray) -> Tree:
+    return loss_and_gradient(params, rows)[1]
+
+
+def lenient(needed: bool) -> contextlib.AbstractContextManager:
+    """optax's Adam and schedules mix integers and floats, which strict promotion forbids; all else obeys it."""
+    return jax.numpy_dtype_promotion("standard") if needed else contextlib.nullcontext()
