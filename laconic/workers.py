@@ -99,7 +99,10 @@ Workers = Simulated | Meshed
 
 def worker_mesh(devices: int | None = None) -> Mesh:
     """A mesh of the first `devices` devices (default: all) along the workers' axis."""
-    count = len(jax.devices()) if devices is None else devices
+    here = len(jax.devices())
+    count = here if devices is None else devices
+    if not 1 <= count <= here:
+        raise LaconicError(f"a mesh of {count} devices cannot be made of the {here} there are; ask for 1 to {here}.")
     return jax.make_mesh((count,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
 
 

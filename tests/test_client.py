@@ -143,5 +143,6 @@ def test_local_optimizers_that_cannot_work_say_so(raises_clearly):
         with raises_clearly("learning rate must be positive", str(rate)):
             LocalOptimizer(learning_rate=rate)
     for knob in ("weight_decay", "clip", "decay_steps"):
+        negative: dict[str, Any] = {knob: -1}
         with raises_clearly(f"{knob} must not be negative", "-1"):
-            LocalOptimizer(**{knob: -1})
+            LocalOptimizer(**negative)

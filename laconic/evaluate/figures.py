@@ -42,6 +42,7 @@ RC = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.8,
+    "path.simplify_threshold": 0.25,  # of a point: long runs keep their shape in fewer of them
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
     "svg.hashsalt": "laconic",  # the same records give the same bytes
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),

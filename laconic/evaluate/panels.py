@@ -187,7 +187,8 @@ def seconds_per_round(records: Sequence[Record]) -> list[float | None]:
 def round_values(low: float, high: float, most: int) -> list[float]:
     """Up to `most` round numbers in [low, high], both positive, ascending: the finest pattern that fits."""
     fine = [np.arange(100, 1000, step) / 100 for step in (1, 2, 5, 10, 20, 50, 100)]
-    patterns = [*((mantissas, 1) for mantissas in fine), ((1, 2, 5), 1), *(((1,), every) for every in range(1, 700))]
+    patterns = [(mantissas, 1) for mantissas in [*fine, (1, 2, 3, 5, 7), (1, 2, 5), (1, 3)]]
+    patterns += [((1,), every) for every in range(1, 700)]
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     values: list[float] = []
     for mantissas, every in patterns:

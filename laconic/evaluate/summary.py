@@ -55,6 +55,7 @@ def duration(seconds: float | None) -> str:
         text = f"{seconds / size:.2g}" if seconds < 9.95 * size else f"{seconds / size:.0f}"
         if float(text) * size < following:
             return f"{text} {unit}"
+        seconds = max(seconds, following)  # 59.7 s is neither "60 s" nor "0.99 min"
     unit, size = UNITS[-1]
     return f"{seconds / size:,.1f} {unit}"
 

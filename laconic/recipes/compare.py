@@ -88,6 +88,7 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
             rounds=1000,
             seeds=10,
             target_loss=0.2,
+            on_nan="continue",
         ),
     ),
     "fmnist-compress": (

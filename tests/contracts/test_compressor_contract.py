@@ -191,7 +191,9 @@ def test_error_feedback_telescopes(base):
     assert lost == (base not in LOSSLESS)
 
 
-@pytest.mark.parametrize(("base", "compress"), [("topk:0.1", twin.topk_global), ("tensor-topk:0.3", twin.topk_per_tensor)])
+@pytest.mark.parametrize(
+    ("base", "compress"), [("topk:0.1", twin.topk_global), ("tensor-topk:0.3", twin.topk_per_tensor)]
+)
 def test_error_feedback_follows_the_twin(base, compress):
     fraction = float(base.split(":")[1])
     deltas_T = random_tree({name: (12, *s) for name, s in SHAPES.items()}, 6, 1e-2)

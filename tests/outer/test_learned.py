@@ -8,14 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from laconic.outer import features
 from laconic.outer.learned import LearnedOptimizer
 from laconic.workers import weighted_mean
 from tests import reference as ref
-from tests.outer.trees import QUICK, SHAPES, SMALL, assert_close, float64, random_deltas, random_theta, random_tree
+from tests.outer.cases import LAGG_A, LOPT_A, ROUNDS, Case, assert_accumulators, name_of, step
+from tests.outer.trees import QUICK, SMALL, assert_close, float64
 
-ROUNDS = 20
-LOPT_A, LAGG_A = LearnedOptimizer("lopt-a"), LearnedOptimizer("lagg-a", 4)
 SPECS = [
     LOPT_A,
     LearnedOptimizer("lopt-a", time="paper"),
@@ -27,46 +25,6 @@ SPECS = [
     LearnedOptimizer("lagg", 4),
     LearnedOptimizer("lagg", 8, time="paper"),
 ]
-
-
-def name_of(spec: Any) -> str:
-    return f"{spec.architecture}-{spec.deltas}-{spec.time}"
-
-
-class Case:
-    """One random problem for an architecture: φ, first weights, and the deltas of every round."""
-
-    def __init__(self, spec: LearnedOptimizer, shapes: dict[str, tuple[int, ...]] = SHAPES, seed: int = 0):
-        self.spec = spec
-        self.theta = random_theta(spec.inputs, seed, spec.accumulates)
-        self.params = random_tree(shapes, seed + 1)
-        self.deltas = random_deltas(shapes, ROUNDS, spec.workers or 4, seed + 2)
-        self.mean = {name: np.asarray(d.mean(axis=1, dtype=np.float64), np.float32) for name, d in self.deltas.items()}
-
-    def at(self, t: int) -> tuple[dict, dict]:
-        return {n: d[t] for n, d in self.mean.items()}, {n: d[t] for n, d in self.deltas.items()}
-
-    def init(self) -> Any:
-        return self.spec(jax.tree.map(jnp.asarray, self.theta)).tx.init(jax.tree.map(jnp.asarray, self.params))
-
-    def twin(self) -> list[tuple[dict, dict, Any]]:
-        """(weights, their change, state) after each round."""
-        params = float64(self.params)
-        kind: Any = self.spec.architecture.replace("-", "_")
-        time: Any = self.spec.time
-        outer = ref.Learned(kind, float64(self.theta), ref.ada_init(params) if self.spec.accumulates else 0, time)
-        history = []
-        for t in range(ROUNDS):
-            mean, deltas = self.at(t)
-            new = outer.step(params, float64(mean), float64(deltas))
-            history.append((new, {name: new[name] - params[name] for name in new}, outer.state))
-            params = new
-        return history
-
-
-def step(spec: LearnedOptimizer, theta: Any, params: Any, state: Any, mean: Any, deltas: Any, **knobs: Any) -> Any:
-    updates, state = spec(theta, **knobs).tx.update(mean, state, params, worker_deltas=deltas)
-    return optax.apply_updates(params, updates), updates, state
 
 
 def many_rounds(spec: LearnedOptimizer, theta: Any, params: Any, mean_T: Any, deltas_T: Any) -> Any:
@@ -91,16 +49,6 @@ def assert_like_the_twin(found: Any, history: list, where: Any) -> None:
             for name in expected:
                 ada = jax.tree.map(lambda x, t=t: where(x, t), state.ada[name])
                 assert_accumulators(ada, twin, name)
-
-
-def assert_accumulators(ada: features.Ada, twin: ref.AdaState, name: str) -> None:
-    col = ada.row if ada.col is None else ada.col
-    shape = np.shape(ada.v)
-    assert_close(ada.v, twin.v[name].reshape(shape), 1e-5, f"v of {name}")
-    for i in range(3):
-        assert_close(ada.m[i], twin.m[name][i].reshape(shape), 1e-5, f"m{i} of {name}")
-        assert_close(ada.row[i], twin.row[name][i], 1e-5, f"row{i} of {name}")
-        assert_close(col[i], twin.col[name][i], 1e-5, f"col{i} of {name}")
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
@@ -134,75 +82,6 @@ def test_round_by_round_under_jit_fully_optimised(spec):
     assert_like_the_twin(found, case.twin(), lambda x, t: x[t])
 
 
-def inputs_of(spec: LearnedOptimizer, param: Any, ada: features.Ada, mean: Any, deltas: Any, t: Any) -> jax.Array:
-    """The whole [n, F] matrix: `split_inputs` of an identity says where each feature belongs."""
-    view, fields = features.fields_of(param, ada, mean, deltas)
-    w_param, w_row, w_col, w_time = features.split_inputs(jnp.eye(spec.inputs), deltas.shape[0])
-
-    def place(x: jax.Array, w: jax.Array) -> jax.Array:
-        x = jnp.broadcast_to(x, (x.shape[0], *fields.param.shape[1:]))
-        x = x * features.normaliser(jnp.mean(jnp.square(x), axis=(1, 2, 3), keepdims=True))
-        in_order = [features.from_view(view, row[None], param.shape).reshape(-1) for row in x]
-        return jnp.stack(in_order, axis=1) @ w
-
-    time = features.time_features(t, 1.0 if spec.time == "shifted" else 0.0)
-    varying = place(features.parameter_features(fields), w_param)
-    axes = place(features.axis_features(fields.row), w_row) + place(features.axis_features(fields.col), w_col)
-    return varying + axes + (time @ w_time)[None, :]
-
-
-@pytest.mark.parametrize("spec", [LOPT_A, LearnedOptimizer("lagg-a", 4, time="paper")], ids=name_of)
-def test_every_feature_of_every_tensor(spec):
-    case, state = Case(spec, seed=50), ref.ada_init(float64(random_tree(SHAPES, 51)))
-    betas = ref.betas_of(float64(case.theta))
-
-    def make(params: Any, state: Any, mean: Any, deltas: Any) -> tuple[Any, Any]:
-        rates = features.decays(case.theta["decay"])
-        ada = {name: features.accumulate(a, mean[name], rates) for name, a in state.ada.items()}
-        seen = deltas if spec.gathers else {name: d[None] for name, d in mean.items()}
-        args = lambda name: (params[name], ada[name], mean[name], seen[name], state.round)
-        return {name: inputs_of(spec, *args(name)) for name in params}, state._replace(round=state.round + 1, ada=ada)
-
-    run, found = jax.jit(make, compiler_options=QUICK), case.init()
-    for t in range(ROUNDS):
-        mean, deltas = case.at(t)
-        matrices, found = run(case.params, found, mean, deltas)
-        worker_deltas = float64(deltas) if spec.gathers else None
-        time: Any = spec.time
-        expected, state = ref.ada_features(
-            float64(case.params), state, float64(mean), betas, t, time, worker_deltas=worker_deltas
-        )
-        matrices = jax.device_get(matrices)
-        for name, x in expected.items():
-            assert x.shape == (max(1, np.size(case.params[name])), spec.inputs)
-            for column in range(spec.inputs):
-                what = f"round {t}, column {column} of {name}"
-                assert_close(matrices[name][:, column], x[:, column], 1e-5, what)
-
-
-@pytest.mark.parametrize("spec", [LOPT_A, LAGG_A, LearnedOptimizer("lagg", 4)], ids=name_of)
-def test_tiles_change_nothing(spec):
-    shapes = {"vector": (20,), "tall": (16, 5), "wide": (4, 30), "kernel": (2, 3, 4, 6)}
-    case, knobs = Case(spec, shapes, seed=60), {"untiled": 1 << 30, "tile 7": 7, "tile 64": 64}
-    state = case.init()
-    if spec.accumulates:
-        history = case.twin()[-1][2]
-        make = lambda name, ada: features.Ada(
-            jnp.asarray(history.m[name], jnp.float32),
-            jnp.asarray(history.v[name], jnp.float32),
-            jnp.asarray(history.row[name], jnp.float32),
-            None if ada.col is None else jnp.asarray(history.col[name], jnp.float32),
-        )
-        state = state._replace(round=jnp.int32(ROUNDS), ada={name: make(name, ada) for name, ada in state.ada.items()})
-
-    def all_of_them(*args: Any) -> dict[str, Any]:
-        return {name: step(spec, case.theta, *args, tile=tile)[1] for name, tile in knobs.items()}
-
-    found = jax.jit(all_of_them, compiler_options=QUICK)(case.params, state, *case.at(0))
-    assert_close(found["tile 7"], jax.device_get(found["untiled"]), 1e-6, "tile 7")
-    assert_close(found["tile 64"], jax.device_get(found["untiled"]), 1e-6, "tile 64")
-
-
 def test_odd_and_empty_shapes():
     shapes = {"one": (1,), "dot": (1, 1), "column": (5, 1), "thin": (1, 5, 1), "row": (1, 4)}
     empty = {"nothing": (0,), "no_rows": (0, 3), "no_layers": (0, 2, 3)}
@@ -219,13 +98,6 @@ def test_odd_and_empty_shapes():
     assert_close({name: new[name] for name in shapes}, expected, 1e-5)
     assert_close({name: updates[name] for name in shapes}, change, 1e-5)
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(state))
-
-
-def test_decay_offsets_are_exact_and_capped():
-    offsets = np.array([0.0, 0.1, -0.2, 0.0, 0.5, 0.03, -0.01], np.float32)
-    expected = 1 - ref.betas_of({"decay": offsets.astype(np.float64)})
-    np.testing.assert_allclose(np.asarray(features.decays(jnp.asarray(offsets)), np.float64), expected, rtol=3e-7)
-    assert features.decays(jnp.asarray(offsets))[4] == 1.0  # 0.1·e⁵ would be past 1, and β negative
 
 
 def test_paper_counts():

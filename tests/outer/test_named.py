@@ -1,5 +1,7 @@
 """Every optimizer of optax that the package offers by name can take an outer step."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -28,12 +30,13 @@ def test_the_name_and_the_rate_are_used():
     params, mean_T = random_tree(SMALL, 1), {n: d[:, 0] for n, d in random_deltas(SMALL, 2, 1, 2).items()}
     after, _, _ = run_outer(by_name("lion", 0.02), params, mean_T)
     lion = optax.lion(0.02)
-    state, now = lion.init(params), params
+    now: Any = params
+    state: Any = lion.init(params)
     for t in range(2):
         updates, state = lion.update({n: d[t] for n, d in mean_T.items()}, state, now)
         now = optax.apply_updates(now, updates)
     for n, x in after.items():
-        np.testing.assert_allclose(x[-1], now[n], rtol=1e-6)
+        np.testing.assert_allclose(x[-1], np.asarray(now[n]), rtol=1e-6)
 
 
 def test_errors(raises_clearly):

@@ -45,12 +45,12 @@ QUICK = accepted(
 )
 
 
-def random_tree(shapes: dict[str, tuple[int, ...]], seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+def random_tree(shapes: dict[str, tuple[int, ...]], seed: int, scale: float = 1.0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {name: np.asarray(scale * rng.normal(size=s), np.float32) for name, s in shapes.items()}
 
 
-def random_deltas(shapes: dict[str, tuple[int, ...]], rounds: int, K: int, seed: int) -> dict[str, np.ndarray]:
+def random_deltas(shapes: dict[str, tuple[int, ...]], rounds: int, K: int, seed: int) -> dict[str, Any]:
     """Leaves [rounds, K, …]: entries of unlike sizes, shrinking in time; each worker adds noise to the common part.
 
     The common part has a drift, as real deltas do: without it a scalar's momentum passes through 0 now and then, where
@@ -67,8 +67,8 @@ def random_deltas(shapes: dict[str, tuple[int, ...]], rounds: int, K: int, seed:
     return deltas
 
 
-def random_theta(inputs: int, seed: int, decay: bool) -> dict[str, np.ndarray]:
-    """Random φ with every bias and decay offset in use; its d stays off 0, so that even one step has a relative error."""
+def random_theta(inputs: int, seed: int, decay: bool) -> dict[str, Any]:
+    """Random φ with every bias and offset in use; its d stays off 0, so that even one step has a relative error."""
     rng = np.random.default_rng(seed)
     theta = {"decay": np.asarray(0.05 * rng.normal(size=7), np.float32)} if decay else {}
     for i, (fan_in, fan_out) in enumerate([(inputs, 32), (32, 32), (32, 2)]):
