@@ -1,13 +1,23 @@
-"""A regression small enough to differentiate by hand: two layers, 64 examples, gradients in float64 NumPy."""
+"""A regression small enough to differentiate by hand: two layers, 64 examples, gradients in float64 NumPy.
+
+And rounds of it: K workers, H steps of B examples each.
+"""
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from laconic.client import LocalOptimizer, local_client
+from laconic.compress import parse_compressor
+from laconic.data.feed import Resident
+from laconic.outer import OuterOptimizer
+from laconic.round import Items, RoundState, Server, draw_items, init_round
 from laconic.tasks.base import Aux, Task, plain_task
+from laconic.workers import Simulated
 
 Tree = dict[str, np.ndarray]
 SHAPES = {"w1": (5, 6), "b1": (6,), "w2": (6, 2), "b2": (2,)}
@@ -64,3 +74,22 @@ def gradient(params: Tree, rows: np.ndarray) -> Tree:
 def lenient(needed: bool) -> contextlib.AbstractContextManager:
     """optax's Adam and schedules mix integers and floats, which strict promotion forbids; all else obeys it."""
     return jax.numpy_dtype_promotion("standard") if needed else contextlib.nullcontext()
+
+
+K, H, B, GAMMA = 4, 3, 4, 0.3
+SGD, ADAMW = LocalOptimizer("sgd", GAMMA), LocalOptimizer("adamw", 0.003, weight_decay=0.1)
+TASK = task()
+
+
+def set_up(outer: OuterOptimizer, local: Any = SGD, spec: str = "dense", task: Task = TASK) -> tuple[Simulated, Server]:
+    return Simulated(local_client(task, local.optax()), parse_compressor(spec)), Server(outer)
+
+
+def first_state(workers: Simulated, server: Server, clients: int = K, task: Task = TASK, seed: int = 0) -> RoundState:
+    return init_round(task, workers, server, clients, jax.random.key(seed))
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def draw(state: RoundState, workers: int = K, steps: int = H, task: Task = TASK) -> Items:
+    assert isinstance(task.feed, Resident)
+    return draw_items(task.feed, state, workers, steps, B)

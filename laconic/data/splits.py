@@ -32,6 +32,15 @@ def divide(n: int) -> dict[str, np.ndarray]:
     return {"train": order[2 * tenth :], "valid": order[:tenth], "outer_valid": order[tenth : 2 * tenth]}
 
 
+def undivided(dataset: Dataset) -> Dataset:
+    """The same data with the whole train file as "train": nothing is left to validate on."""
+    parts = dataset.feed.splits
+    train = {
+        field: jnp.concatenate([parts[s][field] for s in ("train", "valid", "outer_valid")]) for field in ("x", "y")
+    }
+    return dataset._replace(feed=Resident({"train": train, "test": parts["test"]}))
+
+
 def image_dataset(
     train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], classes: int, source: str
 ) -> Dataset:

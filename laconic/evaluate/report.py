@@ -88,8 +88,13 @@ def _summary(records: Sequence[Record]) -> str:
     looks = [by_label[row["label"]] for row in summary["rows"]]
     reference = summary["reference"]
     against = "" if reference is None else f" Speedup: against {reference}, to its best training loss."
-    note = f"Bold marks the best of a column; MB are per worker for the whole run.{against}"
+    note = f"Bold marks the best of a column{_but(records)}; MB are per worker for the whole run.{against}"
     return html.table(html.Table("Summary of the methods", note, headers, rows, best, looks))
+
+
+def _but(records: Sequence[Record]) -> str:
+    """Who is left out when the best is marked."""
+    return f" ({', '.join(sorted(bounds(records)))} left out)" if bounds(records) else ""
 
 
 def _figures(records: Sequence[Record]) -> str:
@@ -139,7 +144,7 @@ def _times(records: Sequence[Record]) -> html.Table | None:
         fastest = min((s for s in (seconds[i][j] for i in rivals) if s is not None), default=None)
         best |= {(i, j + 2) for i in rivals if len(rivals) > 1 and fastest is not None and seconds[i][j] == fastest}
     rows = [[m["label"], duration(c), *map(duration, s)] for m, c, s in zip(methods, per_round, seconds, strict=True)]
-    note = "Time until the smoothed training loss is at most each of these; bold marks the fastest."
+    note = f"Time until the smoothed training loss is at most each of these; bold marks the fastest{_but(records)}."
     return html.Table("Time to each loss", note, headers, rows, frozenset(best), styles(records))
 
 

@@ -214,7 +214,8 @@ def pairs(items: Iterable[tuple[str, str]], kind: str = "pairs") -> str:
 def verdict(sentence: str, notes: Sequence[str]) -> str:
     """The box at the top."""
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f'<div class="verdict"><p>{escape(sentence)}</p>' + (f"<ul>{listed}</ul>" if notes else "") + "</div>"
+    whole = escape(sentence).replace(" %", "&nbsp;%")  # no line begins with the sign
+    return f'<div class="verdict"><p>{whole}</p>' + (f"<ul>{listed}</ul>" if notes else "") + "</div>"
 
 
 def command(text: str) -> str:

@@ -91,6 +91,17 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
             on_nan="continue",
         ),
     ),
+    "fmnist-undivided": (
+        "tuned local SGD and SlowMo on all 60,000 images of Fashion-MNIST's train file instead of 80 % of them",
+        CompareConfig(
+            task="fmnist-mlp2:split=all",
+            optimizers=("local-sgd:gamma=0.5", "local-sgd:gamma=0.3", "slowmo:gamma=0.1,alpha=1,beta=0.95"),
+            batch=128,
+            rounds=1000,
+            seeds=10,
+            target_loss=0.2,
+        ),
+    ),
     "fmnist-compress": (
         "local SGD and SlowMo on Fashion-MNIST, dense and compressed, priced on a 100 Mbit link",
         CompareConfig(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from laconic.data import cifar10, digits, fmnist, imagenet32, text
-from laconic.data.splits import Dataset
+from laconic.data.splits import Dataset, undivided
 from laconic.errors import LaconicError, unknown
 from laconic.tasks.base import Task
 from laconic.tasks.classifier import classifier_task, stateful_classifier_task
@@ -69,15 +69,20 @@ def _digits(options: Options) -> Dataset:
 
 
 def _fmnist(options: Options) -> Dataset:
-    return fmnist.load()
+    return _divided(fmnist.load(), options)
 
 
 def _cifar10(options: Options) -> Dataset:
-    return cifar10.load()
+    return _divided(cifar10.load(), options)
 
 
 def _imagenet(options: Options) -> Dataset:
-    return imagenet32.load(options["folder"] or None)
+    return _divided(imagenet32.load(options["folder"] or None), options)
+
+
+def _divided(dataset: Dataset, options: Options) -> Dataset:
+    """By default 80/10/10 of the train file; `split=all` trains on all of it."""
+    return undivided(dataset) if options["split"] == "all" else dataset
 
 
 def _text(options: Options) -> Dataset:
@@ -85,7 +90,8 @@ def _text(options: Options) -> Dataset:
 
 
 _mlp2, _mlp3 = partial(_mlp, 2), partial(_mlp, 3)
-_SMALL, _WIDE, _CHANNELS, _FOLDER = {"width": 64}, {"width": 128}, {"width": 32}, {"folder": ""}
+_SPLIT = {"split": "80/10/10"}
+_SMALL, _WIDE, _CHANNELS, _FOLDER = {"width": 64}, {"width": 128} | _SPLIT, {"width": 32} | _SPLIT, {"folder": ""}
 _DECODER = {"file": "", "context": 64, "hidden": 64, "heads": 4, "layers": 2}
 
 TASKS: dict[str, Entry] = {
@@ -129,6 +135,8 @@ def parse_spec(spec: str) -> tuple[str, Options]:
         if key not in options:
             raise unknown(f"option of task {name}", key, options)
         options[key] = value if isinstance(options[key], str) else _positive(spec, key, value)
+    if options.get("split", "all") not in ("all", _SPLIT["split"]):
+        raise LaconicError(f"task {spec!r}: split is {_SPLIT['split']} or all, got {options['split']!r}.")
     return name, options
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.data.splits import divide, image_dataset, permutation
+from laconic.data.splits import divide, image_dataset, permutation, undivided
 
 PINNED = "1294e95f06b452512ff91913473de9c5308110ad935ed050a772940e67ac1327"
 
@@ -53,3 +53,14 @@ def test_images_stay_with_their_labels_and_types_are_fixed():
         assert part["x"].shape == (size, 2, 3, 1)
         assert (part["x"].dtype, part["y"].dtype) == (jnp.uint8, jnp.int32)
         np.testing.assert_array_equal(part["x"][:, 0, 0, 0], part["y"])
+
+
+def test_undivided_puts_the_whole_train_file_back():
+    images = np.arange(250, dtype=np.uint8).reshape(250, 1, 1, 1)
+    labels = np.arange(250, dtype=np.int32)
+    whole = undivided(image_dataset((images, labels), (images[:7], labels[:7]), 250, "made"))
+    assert set(whole.feed.splits) == {"train", "test"}
+    train = whole.feed.splits["train"]
+    np.testing.assert_array_equal(np.sort(train["y"]), labels)
+    np.testing.assert_array_equal(np.asarray(train["x"]).reshape(-1), train["y"])
+    assert whole.feed.size("test") == 7

@@ -124,7 +124,8 @@ def test_options(made):
         "lm-bytes",
         {"file": "/a/b=c.txt", "context": 32, "hidden": 64, "heads": 4, "layers": 2},
     )
-    assert parse_spec("imagenet32-mlp2:folder=mine") == ("imagenet32-mlp2", {"width": 128, "folder": "mine"})
+    options = {"width": 128, "split": "all", "folder": "mine"}
+    assert parse_spec("imagenet32-mlp2:folder=mine,split=all") == ("imagenet32-mlp2", options)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,8 @@ def test_options(made):
         ("fmnist-mlp", ["unknown task 'fmnist-mlp'", "Did you mean 'fmnist-mlp"]),
         ("", ["unknown task"]),
         ("fmnist-mlp2:widht=64", ["option of task fmnist-mlp2", "'widht'", "Did you mean 'width'"]),
-        ("fmnist-mlp2:folder=x", ["'folder'", "Known: width"]),
+        ("fmnist-mlp2:folder=x", ["'folder'", "Known: split, width"]),
+        ("fmnist-mlp2:split=70", ["split is 80/10/10 or all", "'70'"]),
         ("fmnist-mlp2:width", ["'width' is not key=value"]),
         ("fmnist-mlp2:", ["is not key=value"]),
         ("fmnist-mlp2:width=64,", ["is not key=value"]),
