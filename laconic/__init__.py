@@ -11,9 +11,8 @@ from laconic.recipes.methods import METHODS, parse_method
 from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
 from laconic.tasks.base import Aux, Task, plain_task
 from laconic.tasks.catalog import TASKS, make_task
+from laconic.version import __version__
 from laconic.workers import Meshed, Simulated, worker_mesh
-
-__version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
@@ -39,6 +38,7 @@ __all__ = [
     "Simulation",
     "Streamed",
     "Task",
+    "__version__",
     "communication_round",
     "compare",
     "draw_items",

@@ -16,13 +16,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from laconic import __version__
 from laconic.errors import LaconicError, unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.summary import table_rows
 from laconic.recipes.compare import RECIPES, CompareConfig, compare, resume
 from laconic.recipes.methods import METHODS, options_of
 from laconic.tasks.catalog import TASKS
+from laconic.version import __version__
 
 # A pipe or a log has no width of its own; 140 columns hold every table.
 out = Console(width=None if sys.stdout.isatty() else 140)

@@ -8,6 +8,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("name", ["own_task_plain.py", "own_task_equinox.py"])
 def test_own_task(name, tmp_path, monkeypatch, capsys):
     source = (EXAMPLES / name).read_text()

@@ -10,7 +10,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A unit is a module or folder of the package. It may import its own layer and those above it in this list.
 LAYERS = [
-    {"errors"},
+    {"errors", "version"},
     {"data"},
     {"tasks"},
     {"client", "compress", "outer"},
@@ -23,7 +23,8 @@ LAYERS = [
     {"__main__"},
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
-BESIDE = {"store": {"errors"}, "zoo": {"errors", "store", "outer", "client"}}  # what these two may import
+# What these two may import.
+BESIDE = {"store": {"errors", "version"}, "zoo": {"errors", "version", "store", "outer", "client"}}
 READS_AND_WRITES = RANK["evaluate"]  # from this layer on, they may be imported
 
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "tensorflow", "tensorflow_datasets", "haiku", "gin"}

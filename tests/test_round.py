@@ -10,8 +10,7 @@ import pytest
 
 from laconic.client import LocalOptimizer
 from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer
-from laconic.round import RoundState, Server, communication_round, worker_keys
-from laconic.tasks.base import Task
+from laconic.round import Items, RoundState, Server, communication_round, worker_keys
 from laconic.workers import Simulated
 from tests import reference as ref
 from tests import reference_compress as twin
@@ -22,16 +21,16 @@ from tests.tiny import ADAMW, GAMMA, SGD, TASK, B, H, K, draw, first_state, set_
 T = 10
 
 
-def run_rounds(workers: Simulated, server: Server, state: RoundState, rounds: int = T, task: Task = TASK) -> Any:
-    """(weights, minibatches, losses) of every round, leaves [rounds, …], and the last state."""
+def run_rounds(workers: Simulated, server: Server, state: RoundState, rounds: int = T) -> Any:
+    """(shared state, minibatches, losses) of every round, leaves [rounds, …], and the last state."""
 
-    def body(state: RoundState, _: None) -> Any:
-        items = draw(state, task=task)
+    def body(state: RoundState, items: Items) -> Any:
         state, losses = communication_round(workers, server, state, items)
-        return state, (state.shared, items.batches, losses)
+        return state, (state.shared, losses)
 
-    last, seen = jax.jit(lambda s: jax.lax.scan(body, s, length=rounds), compiler_options=QUICK)(state)
-    return jax.device_get(seen), last
+    items = draw(state, K, H, rounds)
+    last, (shared, losses) = jax.jit(lambda *a: jax.lax.scan(body, *a), compiler_options=QUICK)(state, items)
+    return jax.device_get((shared, items.batches, losses)), last
 
 
 THETA_A = random_theta(38 + K, 5, True)
@@ -96,16 +95,15 @@ def test_one_worker_of_one_step_is_plain_sgd(gamma, mixed):
         params = {n: sizes[n] * x for n, x in state.shared.params.items()}
         state = state._replace(shared=state.shared._replace(params=params))
 
-    def both(carry: Any, _: None) -> Any:
+    def both(carry: Any, items: Items) -> Any:
         state, plain = carry
-        items = draw(state, 1, 1)
         state = communication_round(workers, server, state, items)[0]
         grads = jax.grad(tiny.loss)(plain, TASK.feed.take(items.batches[0, 0]))
         plain = jax.tree.map(lambda p, g: p - gamma * g, plain, grads)
         return (state, plain), (state.shared.params, plain)
 
-    run = jax.jit(lambda s: jax.lax.scan(both, (s, s.shared.params), length=50)[1])
-    ours, plain = jax.device_get(run(state))
+    run = jax.jit(lambda s, items: jax.lax.scan(both, (s, s.shared.params), items)[1])
+    ours, plain = jax.device_get(run(state, draw(state, 1, 1, 50)))
     for name in plain:
         assert np.any(plain[name][-1] != plain[name][0])
         if gamma == 0.5:
@@ -118,7 +116,7 @@ def test_model_state_travels_as_extra_and_is_averaged():
     task = tiny.stateful_task()
     workers, server = set_up(OUTER["average"].make(), task=task, spec="topk:0.5")
     state = first_state(workers, server, task=task)
-    (shared, batches, _), _ = run_rounds(workers, server, state, rounds=4, task=task)
+    (shared, batches, _), _ = run_rounds(workers, server, state, rounds=4)
     mean = np.zeros(5)
     for t in range(4):
         ends = []
@@ -140,7 +138,7 @@ def test_the_server_decides_what_becomes_of_extra():
     moved = Server(OUTER["average"].make(), lambda s, e, share: slow(s.model_state, e, share), share_of_clients=0.5)
     state = first_state(workers, plain, task=task)
     state = state._replace(shared=state.shared._replace(model_state={"mean": jnp.ones(5), "seen": jnp.int32(5)}))
-    items = draw(state, task=task)
+    items = draw(state)
     both = lambda s, i: [communication_round(workers, server, s, i)[0] for server in (plain, moved)]
     as_it_is, absorbed = jax.jit(both, compiler_options=QUICK)(state, items)
     assert int(absorbed.shared.model_state["seen"]) == 5 + 2 * (5 + H)

@@ -10,9 +10,8 @@ from jax.sharding import PartitionSpec
 
 from laconic.client import Client, LocalOptimizer, Message, local_client
 from laconic.compress import parse_compressor
-from laconic.data.feed import Resident
 from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer
-from laconic.round import Server, communication_round, draw_items, init_round
+from laconic.round import Items, Server, communication_round, init_round
 from laconic.tasks.base import Task
 from laconic.workers import AXIS, Meshed, Simulated, weighted_mean, worker_mesh
 from tests import reference as ref
@@ -40,15 +39,13 @@ METHODS: dict[str, Any] = {  # K → (outer optimizer, local optimizer, compress
 
 
 def run(workers: Simulated | Meshed, outer: OuterOptimizer, task: Task, K: int) -> Any:
-    """(losses [T, K, H], the last state)."""
-    server, feed = Server(outer), task.feed
-    assert isinstance(feed, Resident)
-
-    def body(state: Any, _: None) -> Any:
-        return communication_round(workers, server, state, draw_items(feed, state, K, H, B))
-
+    """(the last state, losses [T, K, H])."""
+    server = Server(outer)
+    rows = np.random.default_rng(0).integers(0, 64, (T, K, H, B)).astype(np.int32)
+    items = Items(rows, jax.random.split(jax.random.key(1), (T, K)))
+    step = lambda state, items: communication_round(workers, server, state, items)
     state = init_round(task, workers, server, K, jax.random.key(0))
-    return jax.jit(lambda s: jax.lax.scan(body, s, length=T), compiler_options=QUICK)(state)
+    return jax.jit(lambda *args: jax.lax.scan(step, *args), compiler_options=QUICK)(state, items)
 
 
 @pytest.mark.parametrize("K", [8, 16])

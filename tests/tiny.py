@@ -18,6 +18,7 @@ from laconic.outer import OuterOptimizer
 from laconic.round import Items, RoundState, Server, draw_items, init_round
 from laconic.tasks.base import Aux, Task, plain_task
 from laconic.workers import Simulated
+from tests.outer.trees import QUICK
 
 Tree = dict[str, np.ndarray]
 SHAPES = {"w1": (5, 6), "b1": (6,), "w2": (6, 2), "b2": (2,)}
@@ -89,7 +90,15 @@ def first_state(workers: Simulated, server: Server, clients: int = K, task: Task
     return init_round(task, workers, server, clients, jax.random.key(seed))
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def draw(state: RoundState, workers: int = K, steps: int = H, task: Task = TASK) -> Items:
-    assert isinstance(task.feed, Resident)
-    return draw_items(task.feed, state, workers, steps, B)
+def draw(state: RoundState, workers: int = K, steps: int = H, rounds: int = 1) -> Items:
+    """The items of the state's round, or those of `rounds` rounds from it on, leaves [rounds, …]."""
+    return _draw(state.key, state.round, workers, steps, rounds)
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4), compiler_options=QUICK)
+def _draw(key: jax.Array, now: jax.Array, workers: int, steps: int, rounds: int) -> Items:
+    feed, rest = TASK.feed, ()  # of a state, only the seed and the round matter
+    assert isinstance(feed, Resident)
+    state: Any = RoundState(rest, rest, rest, now, key)  # pyright: ignore[reportArgumentType]
+    one = lambda t: draw_items(feed, state._replace(round=now + t), workers, steps, B)
+    return one(0) if rounds == 1 else jax.vmap(one)(jnp.arange(rounds))

@@ -194,16 +194,18 @@ def _limits(panel: Panel) -> tuple[float, float, bool]:
     starts = [values[0] for values in finite if values.size]
     if not starts:
         return 0.1, 1.0, panel.log_y
-    shown = np.concatenate(finite)
+    shown, start = np.concatenate(finite), float(np.median(starts))
     log_y = panel.log_y and shown.min() > 0
+    if panel.log_y:
+        shown = shown[shown <= start + (CEILING - 1) * max(abs(start), start - shown.min())]
+    low, high = float(shown.min()), float(shown.max())
+    if panel.target is not None and (not log_y or panel.target > low / 10):  # a far one would squash the curves
+        low = min(low, panel.target)
     if log_y:
-        shown = shown[shown <= CEILING * np.median(starts)]
-    low = min(shown.min(), panel.target or shown.min())
-    if log_y:
-        margin = max(shown.max() / low, 1.1) ** 0.04
-        return float(low / margin), float(shown.max() * margin), True
-    margin = 0.04 * (shown.max() - low) or 0.5
-    return float(low - margin), float(shown.max() + margin), False
+        margin = max(high / low, 1.1) ** 0.04
+        return low / margin, high * margin, True
+    margin = 0.04 * (high - low) or 0.5
+    return low - margin, high + margin, False
 
 
 def _label_axes(ax: "Axes", panel: Panel, log_y: bool) -> None:

@@ -17,7 +17,13 @@ from laconic.client import Client, LocalOptimizer, Shared, local_client
 from laconic.compress import DENSE, Compressor, tree_bits
 from laconic.data.feed import Streamed
 from laconic.errors import LaconicError, require_positive
-from laconic.evaluate.timing import Traffic, all_gather_traffic, ring_all_reduce_traffic, server_traffic
+from laconic.evaluate.timing import (
+    Traffic,
+    all_gather_traffic,
+    measure_step,
+    ring_all_reduce_traffic,
+    server_traffic,
+)
 from laconic.outer import OuterOptimizer
 from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, worker_keys
 from laconic.tasks.base import Task
@@ -125,16 +131,20 @@ class Simulation:
     def _chunk(self, task: Task, state: RoundState, streamed: Any, length: int) -> tuple[RoundState, jax.Array, Any]:
         workers, server = self._parts(task)
 
-        def one_round(state: RoundState, batches: Any) -> tuple[RoundState, jax.Array]:
-            if batches is None:
-                items = draw_items(task.feed, state, self.K, self.H, self.setting.batch)  # type: ignore[arg-type]
-            else:
-                items = Items(batches, worker_keys(state, jnp.arange(self.K)))
+        def items_of(state: RoundState, batches: Any) -> Items:
+            if isinstance(task.feed, Streamed):
+                return Items(batches, worker_keys(state, jnp.arange(self.K)))
+            return draw_items(task.feed, state, self.K, self.H, self.setting.batch)
+
+        def one_round(state: RoundState, items: Items) -> tuple[RoundState, jax.Array]:
             state, losses_KH = communication_round(workers, server, state, items)
             return state, jnp.mean(losses_KH, axis=1)
 
         def one_seed(state: RoundState) -> tuple[RoundState, jax.Array, Any]:
-            state, losses_CK = jax.lax.scan(one_round, state, streamed, length=length)
+            # The items of all rounds at once: many small random draws inside the scan would cost more than they weigh.
+            rounds_C = state.round + jnp.arange(length)
+            items_C = jax.vmap(lambda r, batches: items_of(state._replace(round=r), batches))(rounds_C, streamed)
+            state, losses_CK = jax.lax.scan(one_round, state, items_C)
             return state, losses_CK, heldout_metrics(task, state.shared)
 
         return jax.vmap(one_seed)(state)
@@ -224,6 +234,21 @@ def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str
     if rest:
         total = jax.tree.map(lambda t, x: t + x * rest, total, metrics(jnp.arange(n - rest, n)))
     return jax.tree.map(lambda t: t / n, total)
+
+
+def local_step_seconds(task: Task, batch: int) -> float:
+    """Seconds that one worker's local SGD step takes on this machine, its minibatch gathered too."""
+    feed = task.feed
+    item = next(iter(feed.batches())) if isinstance(feed, Streamed) else feed.sample(jax.random.key(1), (batch,))
+    items = jax.tree.map(lambda x: jnp.asarray(x)[None], item)
+    shared = Shared(*task.init(jax.random.key(0)))
+
+    def step(task: Task, shared: Shared) -> Any:
+        client = local_client(task, LocalOptimizer("sgd").optax())
+        return client.run(shared, client.init(shared), items, jax.random.key(2))
+
+    run, task = jax.jit(step), jax.device_put(task)
+    return measure_step(lambda: run(task, shared))
 
 
 def _remaining(chunks: list[int], done: int) -> list[int]:

@@ -81,14 +81,15 @@ def ring_all_reduce_traffic(model_bits: int, K: int) -> Traffic:
 
 
 def round_seconds(link: Link, traffic: Traffic, local_steps: int, step_seconds: float) -> float:
-    """Seconds of one round: H·step + 2·latency + sent/bandwidth + received/bandwidth.
+    """Seconds of one round: H·step + 2·latency + sent/bandwidth + received/bandwidth; H·step if nothing is sent.
 
     Each worker owns a half-used link: up and then down, never both at once. The server's time is left out, and so
     are the further 2(K−1)−2 latencies that a ring of K workers pays, which favours the ring.
     """
     _require_not_negative(local_steps=local_steps, step_seconds=step_seconds)
     up, down = traffic.sent_bits / link.bits_per_second, traffic.received_bits / link.bits_per_second
-    return local_steps * step_seconds + 2 * link.latency_seconds + up + down
+    latency = 2 * link.latency_seconds if traffic.bits else 0.0
+    return local_steps * step_seconds + latency + up + down
 
 
 def seconds_to_loss(

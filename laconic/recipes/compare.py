@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import optax
 
-from laconic.client import Shared, local_client
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS, Observer, Options, Silent, prepare, run_comparison
-from laconic.evaluate.run import TOPOLOGIES, Setting
-from laconic.evaluate.timing import Link, measure_step, parse_duration, parse_link
+from laconic.evaluate.run import TOPOLOGIES, Setting, local_step_seconds
+from laconic.evaluate.timing import Link, parse_duration, parse_link
 from laconic.recipes.methods import parse_method
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance, read
@@ -195,7 +193,7 @@ def resume(
 
 def _finish(folder, task, methods, setting, options, config, observer, stop) -> tuple[Path, list[dict[str, Any]]]:
     if options.link is not None and options.step_seconds is None:
-        options = replace(options, step_seconds=_measured_step(task, config.batch))
+        options = replace(options, step_seconds=local_step_seconds(task, config.batch))
     if "test" not in task.feed.splits:
         observer.note(f"{task.name} has no test split, so no test loss or accuracy is shown.")
     return folder, run_comparison(task, methods, setting, folder, options, observer, stop)
@@ -227,16 +225,6 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
     mesh = worker_mesh(config.devices) if config.devices > 1 else None
     options = Options(config.topology, link, step, config.target_loss, config.on_nan == "continue", mesh)
     return setting, options, methods
-
-
-def _measured_step(task: Task, batch: int) -> float:
-    """Seconds of one local SGD step of one worker on this machine."""
-    client = local_client(task, optax.sgd(0.1))
-    shared = Shared(*task.init(jax.random.key(0)))
-    items = jax.tree.map(lambda x: x[None], task.feed.sample(jax.random.key(1), (batch,)))  # type: ignore[union-attr]
-    run = jax.jit(lambda task, shared: local_client(task, optax.sgd(0.1)).run(shared, client.init(shared), items, key))
-    key, task = jax.random.key(2), jax.device_put(task)
-    return measure_step(lambda: run(task, shared))
 
 
 def _new_folder(config: CompareConfig) -> Path:

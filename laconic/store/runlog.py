@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import subprocess
-import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from laconic.errors import LaconicError
 from laconic.store import atomic
+from laconic.version import __version__
 
 Json = Any  # what `json` can write: None, bool, int, float, str, and lists and dicts of these
 
@@ -101,7 +101,7 @@ def provenance() -> dict[str, Json]:
         "commit": commit,
         "dirty": dirty,
         "versions": {
-            "laconic": _own_version(),
+            "laconic": __version__,
             "python": platform.python_version(),
             **{name: _installed_version(name) for name in LIBRARIES},
         },
@@ -164,15 +164,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _own_version() -> str | None:
-    project = PACKAGE.parent / "pyproject.toml"
-    if project.is_file():  # a source tree states its own version; an older installed copy may not be what runs
-        about = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
-        if about.get("name") == "laconic":
-            return about.get("version")
-    return _installed_version("laconic")
 
 
 def _installed_version(name: str) -> str | None:

@@ -138,6 +138,26 @@ def test_losses_that_are_not_positive_get_a_linear_axis():
     np.testing.assert_allclose(lines_of(ax)[0].get_ydata(), oracle_smooth(np.mean(methods[0]["train"], axis=0)))
 
 
+def test_a_finite_blow_up_does_not_squash_losses_that_are_not_positive():
+    methods = [method_record(i, label, 2, 40) for i, label in enumerate(LABELS[:3])]
+    for method in methods:
+        method["train"] = (np.array(method["train"]) - 1.5).tolist()
+    methods[1]["train"][0][30] = 1e30
+    ax = axes_of(comparison(methods))[0]
+    assert ax.get_yscale() == "linear"
+    assert ax.get_ylim()[1] < 10
+
+
+@pytest.mark.parametrize(("target", "drawn"), [(0.04, 1), (1e-9, 0), (-1.0, 0), (50.0, 0)])
+def test_a_target_far_from_every_curve_is_not_drawn(target, drawn):
+    methods = usual()[1:-1]
+    ax = axes_of(comparison(methods, target=target))[0]
+    assert len(lines_of(ax, "-target")) == drawn
+    lowest = min(np.nanmin(oracle_smooth(np.mean(method["train"], axis=0))) for method in methods)
+    shown = min(lowest, target) if drawn else lowest
+    assert shown / 1.3 < ax.get_ylim()[0] < shown  # a margin, and no room for what is not drawn
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 9])
 def test_runs_shorter_than_the_window_show_their_one_mean(rounds):
     records = usual(seeds=2, rounds=rounds, link=LINK)
@@ -159,7 +179,7 @@ def test_a_method_that_never_was_finite_is_only_in_the_legend():
         assert LABELS[1] + " (diverged)" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.floats(-9, 9), st.floats(0.1, 30), st.integers(4, 8))
 def test_round_values_lie_in_range_and_are_few_but_not_too_few(start, decades, most):
     low, high = 10.0**start, 10.0 ** (start + decades)

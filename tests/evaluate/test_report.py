@@ -1,7 +1,6 @@
 import itertools
 import re
 import struct
-from collections import Counter
 from html.parser import HTMLParser
 from io import BytesIO
 from xml.etree import ElementTree
@@ -25,11 +24,10 @@ def test_files_are_whole_alone_and_the_same_again(tmp_path):
     width, height = struct.unpack(">II", png[16:24])
     assert png.startswith(b"\x89PNG")
     assert width > 1800 < 6 * height
-    pixels = (imread(BytesIO(png))[..., :3] * 255).astype(int)
-    colours = Counter(map(tuple, pixels.reshape(-1, 3)))
-    assert colours[(255, 255, 255)] > 0.5 * pixels[..., 0].size
+    pixels = (imread(BytesIO(png))[..., :3] * 255).round().astype(int) @ [65536, 256, 1]
+    assert np.sum(pixels == 0xFFFFFF) > 0.5 * pixels.size
     for colour in ("#0072b2", "#d55e00", "#009e73", "#cc79a7", panels.INK):
-        assert colours[tuple(bytes.fromhex(colour[1:]))] > 200, colour
+        assert np.sum(pixels == int(colour[1:], 16)) > 200, colour
     assert ElementTree.parse(paths[1]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     before = [path.read_bytes() for path in paths]
     report.write_report(tmp_path, records)
@@ -43,7 +41,7 @@ def test_unfinished_records_are_refused_and_nothing_is_written(kind, tmp_path, r
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("label", ["_hidden", "$x^", "日本語 🚀", "a\x00\x1bb\ud800", "x" * 300, "", "<script>"])
+@pytest.mark.parametrize("label", ["_hidden", "$x^$", "日本語 🚀", "a\x00\x1bb\ud800", "x" * 300, "", "<script>"])
 def test_any_label_can_be_drawn_and_written(label, tmp_path):
     records = usual(seeds=2, rounds=25, labels=("local-sgd", label))
     png, svg, page = report.write_report(tmp_path, records)

@@ -126,3 +126,8 @@ def test_measure_step_of_a_real_step():
     assert 0 < timing.measure_step(lambda: jax.numpy.ones(3) + 1.0, repeats=2) < 60
     with pytest.raises(LaconicError, match="repeats"):
         timing.measure_step(lambda: None, repeats=0)
+
+
+def test_a_worker_on_its_own_pays_no_network():
+    link = Link(1e6, 0.5)
+    assert round_seconds(link, Traffic(0, 0, "one worker"), 32, 0.25) == 8.0

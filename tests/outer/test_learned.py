@@ -1,5 +1,6 @@
 """The learned optimizers against the float64 twin, round by round, whatever transforms they run under."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -72,7 +73,7 @@ def test_three_runs_in_a_vmap(spec):
 
 @pytest.mark.parametrize("spec", [LOPT_A, LAGG_A], ids=name_of)
 def test_round_by_round_under_jit_fully_optimised(spec):
-    case = Case(spec, SMALL | {"kernel": (3, 3, 4, 6)}, seed=40)
+    case = Case(spec, {"vector": (7,), "kernel": (3, 3, 4, 6)}, seed=40)
     run = jax.jit(lambda *args: step(spec, case.theta, *args))
     params, state, seen = case.params, case.init(), []
     for t in range(ROUNDS):
@@ -114,7 +115,8 @@ def test_paper_counts():
 
 
 def test_first_weights_are_truncated_normals():
-    theta = LearnedOptimizer("lagg-a", 32, output_scale=0.01).init(jax.random.key(3))
+    spec = LearnedOptimizer("lagg-a", 32, output_scale=0.01)
+    theta = jax.jit(spec.init, compiler_options=QUICK)(jax.random.key(3))
     for name, fan_in, scale in [("w0", 70, 1.0), ("w1", 32, 1.0), ("w2", 32, 0.01)]:
         draws = np.asarray(theta[name], np.float64) * fan_in**0.5 / scale
         assert np.max(np.abs(draws)) <= 2.0 + 1e-6
@@ -131,7 +133,7 @@ def test_an_absent_worker_is_replaced_by_the_mean_of_the_others(spec):
     twin: Any = ref.lagg_a_update if spec.accumulates else ref.lagg_update
     twin_params, twin_state = float64(case.params), ref.ada_init(float64(case.params)) if spec.accumulates else 0
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def run(params: Any, state: Any, deltas: Any) -> Any:
         mean = weighted_mean(deltas, jnp.asarray(weights))
         updates, state = spec(case.theta).tx.update(mean, state, params, worker_deltas=deltas, weights=weights)
@@ -196,7 +198,7 @@ def test_it_survives_a_chain():
     chained = optax.chain(plain, optax.clip(4e-4))
     mean, deltas = jax.tree.map(jnp.asarray, case.at(0))
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def both(params: Any) -> Any:
         seen = {"worker_deltas": deltas, "weights": weights}
         alone, _ = plain.update(mean, plain.init(params), params, **seen)

@@ -1,0 +1,43 @@
+"""Benchmarks end with one JSON object, and the textbook they compare with computes the same step."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import textbook
+from laconic.outer import LearnedOptimizer
+from tests import reference
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_round_prints_its_figures_as_json():
+    command = [sys.executable, "-m", "benchmarks.round", "--rounds", "2", "--parameters", "40000", "--repeats", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["round_ratio"] > 0
+    assert figures["server_step_speedup"] > 0
+    assert figures["temporary_bytes_per_parameter"] < figures["textbook_temporary_bytes_per_parameter"]
+    assert figures["relative_difference"] < 1e-4
+    assert figures["device"]["platform"] == "cpu"
+
+
+def test_the_textbook_agrees_with_the_reference():
+    rng = np.random.default_rng(0)
+    theta = LearnedOptimizer("lopt-a").init(jax.random.key(0))
+    theta64 = {name: np.asarray(x, float) for name, x in theta.items()}
+    param = rng.normal(size=(6, 9))
+    book, state = jnp.asarray(param, jnp.float32), textbook.init(jnp.asarray(param, jnp.float32))
+    tree, ada = {"w": param}, reference.ada_init({"w": param})
+    for t in range(5):
+        delta = 0.01 * rng.normal(size=param.shape)
+        book, state = textbook.step(theta, book, state, jnp.asarray(delta, jnp.float32), jnp.float32(t))
+        tree, ada = reference.lopt_a_update(theta64, tree, ada, {"w": delta}, "shifted")
+    moved, expected = np.asarray(book, float) - param, tree["w"] - param
+    assert np.linalg.norm(moved - expected) / np.linalg.norm(expected) < 1e-4

@@ -1,0 +1,36 @@
+"""The wheel, installed in an empty environment, compares optimizers from another folder."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_on_its_own(tmp_path):
+    def run(*command, cwd=tmp_path):
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONNOUSERSITE": "1"}
+        for name in ("PIP_CERT", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONFIG_FILE"):
+            if name in __import__("os").environ:
+                environment[name] = __import__("os").environ[name]
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path / "dist"), cwd=ROOT)
+    (wheel,) = (tmp_path / "dist").glob("laconic-*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    laconic = str(tmp_path / "env" / "bin" / "laconic")
+    out = run(laconic, "compare", "--rounds", "20", "--seeds", "2", cwd=elsewhere)
+    assert "report:" in out
+    assert list(elsewhere.glob("runs/*/report.html"))
+    where = run(str(python), "-c", "import laconic; print(laconic.__file__)", cwd=elsewhere)
+    assert str(ROOT) not in where
