@@ -1,6 +1,6 @@
 """A task of your own from an Equinox module: classify handwritten digits.
 
-    python examples/own_task_equinox.py
+python examples/own_task_equinox.py
 """
 
 import equinox as eqx

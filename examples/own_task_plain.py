@@ -1,6 +1,6 @@
 """A task of your own from two plain JAX functions: fit a noisy wave with a small network.
 
-    python examples/own_task_plain.py
+python examples/own_task_plain.py
 """
 
 import jax
@@ -25,7 +25,9 @@ task = laconic.plain_task("wave", init, loss, {"x": x, "y": y})
 # task ends
 
 if __name__ == "__main__":
-    config = laconic.CompareConfig(optimizers=("local-sgd:gamma=0.05", "slowmo:gamma=0.05,beta=0.8"), rounds=100, seeds=2)
+    config = laconic.CompareConfig(
+        optimizers=("local-sgd:gamma=0.05", "slowmo:gamma=0.05,beta=0.8"), rounds=100, seeds=2
+    )
     folder, records = laconic.compare(config, task)
     for row in records[-1]["rows"]:
         print(f"{row['label']:28} final train loss {row['final_train']:.4f}, speedup {row['speedup']}")

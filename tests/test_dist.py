@@ -1,5 +1,6 @@
 """The wheel, installed in an empty environment, compares optimizers from another folder."""
 
+import os
 import subprocess
 import sys
 import venv
@@ -14,9 +15,7 @@ ROOT = Path(__file__).parents[1]
 def test_the_wheel_runs_on_its_own(tmp_path):
     def run(*command, cwd=tmp_path):
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONNOUSERSITE": "1"}
-        for name in ("PIP_CERT", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONFIG_FILE"):
-            if name in __import__("os").environ:
-                environment[name] = __import__("os").environ[name]
+        environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

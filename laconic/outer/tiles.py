@@ -55,7 +55,7 @@ class Walk(NamedTuple):
     def reduce(self, function: Callable[[Any, jax.Array], jax.Array], fields: Any) -> jax.Array:
         """Sum of `function(tile, mask)` over the tiles; the mask is 0 on rows that an earlier tile had."""
         if self.whole:
-            return function(fields, jnp.ones((1, 1, 1, 1)))
+            return function(fields, jnp.ones((1, 1, self.shape[1], 1)))
 
         def body(i: jax.Array, total: jax.Array) -> jax.Array:
             layer, row, fresh = self._place(i)

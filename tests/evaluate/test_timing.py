@@ -130,4 +130,4 @@ def test_measure_step_of_a_real_step():
 
 def test_a_worker_on_its_own_pays_no_network():
     link = Link(1e6, 0.5)
-    assert round_seconds(link, Traffic(0, 0, "one worker"), 32, 0.25) == 8.0
+    assert timing.round_seconds(link, Traffic(0, 0, "one worker"), 32, 0.25) == 8.0

@@ -3,14 +3,13 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from laconic.outer import features
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
-from tests.outer.trees import SHAPES, assert_close, float64, random_deltas, random_theta, random_tree
+from tests.outer.trees import QUICK, SHAPES, assert_close, float64, random_deltas, random_theta, random_tree
 
 ROUNDS = 20
 LOPT_A, LAGG_A = LearnedOptimizer("lopt-a"), LearnedOptimizer("lagg-a", 4)
@@ -34,7 +33,7 @@ class Case:
         return {n: d[t] for n, d in self.mean.items()}, {n: d[t] for n, d in self.deltas.items()}
 
     def init(self) -> Any:
-        return self.spec(jax.tree.map(jnp.asarray, self.theta)).tx.init(jax.tree.map(jnp.asarray, self.params))
+        return jax.jit(self.spec(self.theta).tx.init, compiler_options=QUICK)(self.params)
 
     def twin(self) -> list[tuple[dict, dict, Any]]:
         """(weights, their change, state) after each round."""

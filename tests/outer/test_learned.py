@@ -19,7 +19,6 @@ SPECS = [
     LOPT_A,
     LearnedOptimizer("lopt-a", time="paper"),
     LAGG_A,
-    LearnedOptimizer("lagg-a", 8),
     LearnedOptimizer("lagg-a", 8, time="paper"),
     LearnedOptimizer("lopt"),
     LearnedOptimizer("lopt", time="paper"),
@@ -71,10 +70,9 @@ def test_three_runs_in_a_vmap(spec):
         assert_like_the_twin(found, case.twin(), lambda x, t, i=i: x[i, t])
 
 
-@pytest.mark.parametrize("spec", [LOPT_A, LAGG_A], ids=name_of)
-def test_round_by_round_under_jit_fully_optimised(spec):
-    case = Case(spec, {"vector": (7,), "kernel": (3, 3, 4, 6)}, seed=40)
-    run = jax.jit(lambda *args: step(spec, case.theta, *args))
+def test_round_by_round_under_jit_fully_optimised():
+    case = Case(LAGG_A, {"vector": (7,), "kernel": (2, 33, 34)}, seed=40)
+    run = jax.jit(lambda *args: step(LAGG_A, case.theta, *args))
     params, state, seen = case.params, case.init(), []
     for t in range(ROUNDS):
         params, updates, state = run(params, state, *case.at(t))
@@ -89,7 +87,7 @@ def test_odd_and_empty_shapes():
     case = Case(LAGG_A, shapes, seed=70)
     expected, change, _ = case.twin()[0]
     params = case.params | {name: np.zeros(s, np.float32) for name, s in empty.items()}
-    state = LAGG_A(case.theta).tx.init(jax.tree.map(jnp.asarray, params))
+    state = jax.jit(LAGG_A(case.theta).tx.init, compiler_options=QUICK)(params)
     mean, deltas = case.at(0)
     mean |= {name: np.zeros(s, np.float32) for name, s in empty.items()}
     deltas |= {name: np.zeros((4, *s), np.float32) for name, s in empty.items()}
@@ -98,7 +96,7 @@ def test_odd_and_empty_shapes():
     assert {name: new[name].shape for name in empty} == empty
     assert_close({name: new[name] for name in shapes}, expected, 1e-5)
     assert_close({name: updates[name] for name in shapes}, change, 1e-5)
-    assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(state))
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(jax.device_get(state)))
 
 
 def test_paper_counts():

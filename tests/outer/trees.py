@@ -9,7 +9,8 @@ import optax
 
 from laconic.outer.base import OuterOptimizer
 
-# Every rank the features treat differently: tall, wide and tied matrices, kept axes, a convolution kernel.
+# Every rank the features treat differently: tall, wide and tied matrices, kept axes, a convolution kernel, and a matrix
+# whose axes are longer than the hidden layers are wide.
 SHAPES: dict[str, tuple[int, ...]] = {
     "scalar": (),
     "vector": (7,),
@@ -18,6 +19,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "square": (5, 5),
     "cube": (2, 4, 3),
     "kernel": (3, 3, 4, 6),
+    "large": (36, 33),
 }
 SMALL: dict[str, tuple[int, ...]] = {"vector": (7,), "wide": (3, 8)}
 
