@@ -53,7 +53,7 @@ dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
 bench: $(VENV)/.dev  ## measure speed and memory against plain JAX and a textbook implementation
-	$(BIN)/python -m benchmarks.round
+	$(BIN)/python benchmarks/round.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) dist build *.egg-info .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """How fast a simulated round is against bare JAX, and a LOpt-A server step against the textbook.
 
-    python -m benchmarks.round [--rounds 20] [--parameters 10000000] [--repeats 5]
+    python benchmarks/round.py [--rounds 20] [--parameters 10000000] [--repeats 5]
 
 Ratios are taken within one run, alternating the two programs, so that they mean something on a busy machine too.
 The last line is one JSON object.
@@ -9,16 +9,21 @@ The last line is one JSON object.
 import argparse
 import json
 import statistics
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file too
+
 from benchmarks import textbook
 from laconic.data.feed import Resident
+from laconic.data.splits import Dataset
 from laconic.errors import LaconicError
 from laconic.evaluate.run import Setting, Simulation
 from laconic.outer import LearnedOptimizer
@@ -57,8 +62,6 @@ def fmnist():
             "y": rng.integers(0, 10, 48_000, np.int32),
         }
         data = "random"
-        from laconic.data.splits import Dataset
-
         dataset = Dataset(Resident({"train": train}), 10, "random")
         task = classifier_task("fmnist-mlp2", lambda key: MLP(key, (784, 128, 128, 10)), dataset)
     return replace(task, feed=Resident({"train": train})), data

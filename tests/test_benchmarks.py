@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_round_prints_its_figures_as_json():
-    command = [sys.executable, "-m", "benchmarks.round", "--rounds", "2", "--parameters", "40000", "--repeats", "1"]
+    command = [sys.executable, "benchmarks/round.py", "--rounds", "2", "--parameters", "40000", "--repeats", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])

@@ -91,9 +91,10 @@ def small_batch_sgd(K: int, alpha: float = 0.05) -> Parts:
 
 
 def _untrained(architecture: str) -> Entry:
-    def make(K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0) -> Parts:
+    def make(K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
         learned = LearnedOptimizer(architecture, K if architecture.startswith("lagg") else None)
-        return Parts(LocalOptimizer("sgd", gamma), learned(learned.init(jax.random.key(seed)), scale=scale))
+        theta = learned.init(jax.random.key(seed))
+        return Parts(LocalOptimizer("sgd", gamma), learned(theta, scale=scale, weight_decay=weight_decay))
 
     return Entry(make, f"learned ({architecture}), random weights: not trained, expect it to fail")
 
