@@ -43,7 +43,7 @@ def load(archive: Remote = ARCHIVE, files: Sequence[Remote] | None = None) -> Da
     paths = locate(files)
     parts = [records(path, remote.read(path)) for remote, path in zip(files, paths, strict=True)]
     x, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
-    return image_dataset((x, y), parts[-1], CLASSES, f"CIFAR-10 in {paths[0].parent}")
+    return image_dataset((x, y), parts[-1], CLASSES, "CIFAR-10, official binary files, contents verified")
 
 
 def unpack(archive_at: Path, files: Sequence[Remote]) -> None:

@@ -36,7 +36,7 @@ def load(files: Sequence[Remote] | None = None) -> Dataset:
     contents = [remote.read(path) for remote, path in zip(files, paths, strict=True)]
     train = images_and_labels(paths[0], contents[0], paths[1], contents[1])
     test = images_and_labels(paths[2], contents[2], paths[3], contents[3])
-    return image_dataset(train, test, CLASSES, f"Fashion-MNIST in {paths[0].parent}")
+    return image_dataset(train, test, CLASSES, "Fashion-MNIST, official files, contents verified")
 
 
 def images_and_labels(images_at: Path, images: bytes, labels_at: Path, labels: bytes) -> tuple[np.ndarray, np.ndarray]:

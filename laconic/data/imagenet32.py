@@ -4,6 +4,7 @@ The files need an account to download, so they are only looked for. No checksum 
 their format, and that labels run from 1 to C. Any number of train files and any C will do (1000, or a subset's 200).
 """
 
+import hashlib
 import zipfile
 import zlib
 from pathlib import Path
@@ -39,7 +40,9 @@ def load(folder: str | None = None) -> Dataset:
             f"{root / 'val_data.npz'} has labels {test_y.min()}…{test_y.max()}, expected 1…{classes} as in the train "
             "files; put the validation file that belongs to them there."
         )
-    return image_dataset((x, y - 1), (test_x, test_y - 1), classes, f"downsampled ImageNet in {root}")
+    digest = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
+    source = f"{root.name}, {len(x)} images in the layout of downsampled ImageNet, sha256:{digest}"
+    return image_dataset((x, y - 1), (test_x, test_y - 1), classes, source)
 
 
 def find_folder(folder: str | None) -> Path:

@@ -69,7 +69,7 @@ def load(file: str | None = None, context: int = 64) -> Dataset:
     held_out = {"test": test} | {split: rest[divide(len(rest))[split]] for split in ("valid", "outer_valid")}
     for split, which in held_out.items():
         splits[split] = {"x": jnp.asarray(spread(pages[np.sort(which)].reshape(-1, width), HELD_OUT_ROWS))}
-    source = f"{name}, {len(text)} bytes, sha256:{hashlib.sha256(text).hexdigest()}"
+    source = f"{Path(name).name}, {len(text)} bytes, sha256:{hashlib.sha256(text).hexdigest()}"
     return Dataset(Resident(splits, Windows(width), CountWindows(width)), CLASSES, source)
 
 

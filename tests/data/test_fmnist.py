@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,7 +54,7 @@ def test_loads_small_official_files(data_root, contents):
         "test": 10,
     }
     assert dataset.classes == 10
-    assert str(data_root / "fashion-mnist") in dataset.source
+    assert dataset.source == "Fashion-MNIST, official files, contents verified"
     for part in dataset.feed.splits.values():
         assert part["x"].shape[1:] == (28, 28, 1)
         np.testing.assert_array_equal(part["x"][:, 0, 0, 0], part["y"])
@@ -132,4 +131,3 @@ def test_the_real_files(real_data):
     assert np.bincount(labels).tolist() == [6000] * 10
     images = np.concatenate([part["x"] for part in parts])
     assert images.mean() / 255 == pytest.approx(0.2860, abs=1e-4)  # the well-known mean of its pixels
-    assert Path(dataset.source.removeprefix("Fashion-MNIST in ")).is_dir()

@@ -87,14 +87,14 @@ def test_source_names_the_text(tmp_path):
     data = numbered(tmp_path / "x.txt", 10_000)
     source = text.load(str(tmp_path / "x.txt"), 16).source
     assert hashlib.sha256(data).hexdigest() in source
-    assert str(tmp_path / "x.txt") in source
+    assert source.startswith("x.txt, ")
     assert "10000 bytes" in source
 
 
 def test_a_name_below_the_data_folder(data_root):
     (data_root / "text").mkdir(parents=True)
     numbered(data_root / "text" / "x.txt", 10_000)
-    assert str(data_root / "text" / "x.txt") in text.load("text/x.txt", 16).source
+    assert text.load("text/x.txt", 16).source.startswith("x.txt, ")
 
 
 def test_short_texts(tmp_path, raises_clearly):
