@@ -69,7 +69,8 @@ def main():
         begin = time.perf_counter()
         jax.block_until_ready(program(*args))
         times.append(time.perf_counter() - begin)
-    temporary = program.memory_analysis().temp_size_in_bytes / param.size
+    memory = program.memory_analysis()
+    temporary = memory.temp_size_in_bytes / param.size if memory else None
     print(
         json.dumps(
             {"benchmark": "textbook", "seconds": statistics.median(times), "temporary_bytes_per_parameter": temporary}

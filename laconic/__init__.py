@@ -6,7 +6,8 @@ from laconic.data.feed import Resident, Streamed
 from laconic.errors import LaconicError
 from laconic.evaluate.run import Method, Setting, Simulation, local_method
 from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
-from laconic.recipes.compare import CompareConfig, compare, resume
+from laconic.recipes.compare import compare, resume
+from laconic.recipes.config import CompareConfig
 from laconic.recipes.methods import METHODS, parse_method
 from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
 from laconic.tasks.base import Aux, Task, plain_task

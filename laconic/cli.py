@@ -19,7 +19,8 @@ from rich.table import Table
 from laconic.errors import LaconicError, unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.summary import table_rows
-from laconic.recipes.compare import RECIPES, CompareConfig, compare, resume
+from laconic.recipes.compare import compare, resume
+from laconic.recipes.config import RECIPES, CompareConfig
 from laconic.recipes.methods import METHODS, options_of
 from laconic.tasks.catalog import TASKS
 from laconic.version import __version__
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: run a subcommand; errors become one line and a non-zero exit."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
+        if any("\udc80" <= letter <= "\udcff" for word in argv for letter in word):
+            raise LaconicError("an argument is not valid UTF-8; labels and paths are written to records as text.")
         sys.exit(dispatch(argv))
     except LaconicError as error:
         err.print("[bold red]error:[/]", end=" ")
@@ -204,8 +207,9 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
         table.add_row(*(escape(cell) for cell in row))
     out.print(table)
     if summary["target_loss"] is not None:
-        out.print(f"target: train loss {summary['target_loss']:.4g}; speedup: against {summary['reference'] or '–'}")
-    out.print(f"report: {(folder / 'report.html').resolve()}", soft_wrap=True, highlight=False)
+        line = f"target: train loss {summary['target_loss']:.4g}; speedup: against {summary['reference'] or '–'}"
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"report: {(folder / 'report.html').resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def top_k(fraction: float, values: Codec) -> Codec:
 
 def kept(fraction: float, n: int) -> int:
     """How many of n entries top-k keeps; exact decimal arithmetic, so that 0.1 of 30 is 3."""
-    return max(1, math.ceil(Fraction(str(fraction)) * n))
+    return min(n, max(1, math.ceil(Fraction(str(fraction)) * n)))
 
 
 def index_width(n: int) -> int:

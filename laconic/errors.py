@@ -21,3 +21,9 @@ def require_positive(**values: int | float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise LaconicError(f"{name} must be positive, got {value}.")
+
+
+def require_seed(seed: int) -> None:
+    """Raise unless a seed fits in 32 bits; larger ones would silently repeat smaller ones' numbers."""
+    if not 0 <= seed < 2**32:
+        raise LaconicError(f"a seed must be between 0 and {2**32 - 1}, got {seed}.")

@@ -64,12 +64,7 @@ class Meshed:
             return jax.vmap(phase, in_axes=(None, 0, 0))(shared, clients, items)
 
         def spread(shared: Any, clients: Any, items: Any) -> Any:
-            devices = self.mesh.shape[AXIS]
-            K = jax.tree.leaves(items)[0].shape[0]
-            if K % devices:
-                raise LaconicError(
-                    f"{K} workers do not divide over {devices} devices; choose K a multiple of {devices}."
-                )
+            check_divides(jax.tree.leaves(items)[0].shape[0], self.mesh)
             split, whole = PartitionSpec(AXIS), PartitionSpec()
             run = jax.shard_map(local, mesh=self.mesh, in_specs=(whole, split, split), out_specs=split)
             return run(shared, clients, items)
@@ -95,6 +90,13 @@ class Meshed:
 
 
 Workers = Simulated | Meshed
+
+
+def check_divides(K: int, mesh: Mesh) -> None:
+    """Every device must run the same number of workers."""
+    devices = mesh.shape[AXIS]
+    if K % devices:
+        raise LaconicError(f"{K} workers do not divide over {devices} devices; choose K a multiple of {devices}.")
 
 
 def worker_mesh(devices: int | None = None) -> Mesh:

@@ -65,6 +65,13 @@ def test_a_comparison_ends_with_the_table_and_the_report(capfd, tmp_path):
     assert (folder / "command.txt").read_text().strip() == records[0]["command"]
 
 
+def test_markup_in_a_label_is_only_text(capfd, tmp_path):
+    spec = "local-sgd:label=a[/red]"
+    code, out, err = laconic(capfd, "compare", *QUICK, "--optimizers", spec, "--out", str(tmp_path / "run"))
+    assert code == 0, err
+    assert "against a[/red]" in out
+
+
 def test_a_recipe_can_be_changed_by_flags(capfd, tmp_path):
     out = str(tmp_path / "run")
     words = ["compare", "digits", *QUICK, "--optimizers", "local-sgd", "--link", "10Mbit/1ms", "--out", out]
@@ -87,6 +94,7 @@ def test_a_recipe_can_be_changed_by_flags(capfd, tmp_path):
         (["compare", "--out", "/dev/null/run"], ["cannot write"]),
         (["compare", "--resume", "/nowhere"], ["nothing to resume"]),
         (["tasks", "extra"], ["takes no arguments"]),
+        (["compare", "--out", "\udcff"], ["not valid UTF-8"]),
     ],
 )
 def test_errors_are_one_line_with_a_way_out(argv, parts, capfd, tmp_path, monkeypatch):

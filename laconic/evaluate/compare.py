@@ -6,6 +6,7 @@ continues the rest from the checkpoint, to the same bits.
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +19,9 @@ from jax.sharding import Mesh
 
 from laconic.errors import LaconicError
 from laconic.evaluate import metrics, report
+from laconic.evaluate.outcome import summarise
 from laconic.evaluate.run import Chunk, Diverged, Method, Setting, Simulation
-from laconic.evaluate.timing import Link, Traffic, seconds_to_loss
+from laconic.evaluate.timing import Link, Traffic
 from laconic.store import checkpoint
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task
@@ -85,17 +87,19 @@ def run_comparison(
 ) -> list[dict[str, Any]]:
     """Run every method that `folder` has no record of, write the summary and the report → all records."""
     observer = observer or Silent()
-    log = RunLog(folder / RECORDS)
-    finished = {r["label"] for r in read(folder / RECORDS) if r["kind"] == "method"}
+    log, records = RunLog(folder / RECORDS), read(folder / RECORDS)
+    finished = {r["label"] for r in records if r["kind"] == "method"}
+    place = _Place(folder / CHECKPOINT, hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(), finished)
     for simulation, sizes in prepare(task, methods, setting, options):
         if simulation.method.label not in finished:
             _warn_past_horizon(simulation, observer)
-            record = _run_method(simulation, folder, options.keep_going, observer, stop)
+            record = _run_method(simulation, place, options.keep_going, observer, stop)
             log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record)
             (folder / CHECKPOINT).unlink(missing_ok=True)
     records = read(folder / RECORDS)
     if records[-1]["kind"] != "summary":
-        log.append("summary", **summarise([r for r in records if r["kind"] == "method"], options))
+        methods_done = [r for r in records if r["kind"] == "method"]
+        log.append("summary", **summarise(methods_done, options.target_loss, options.link))
         records = read(folder / RECORDS)
     report.write_report(folder, records)
     return records
@@ -121,9 +125,6 @@ def _warn_past_horizon(simulation: Simulation, observer: Observer) -> None:
         )
 
 
-# --- one method -------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _History:
     """What a method under way has shown so far: train loss [S, done] and held-out metrics [S, chunks]."""
@@ -131,6 +132,7 @@ class _History:
     train: np.ndarray
     heldout: dict[str, np.ndarray]
     evaluated_at: list[int]
+    finite: np.ndarray  # [S], whether the weights are
     seconds: float = 0.0
 
     def add(self, chunk: Chunk) -> None:
@@ -140,13 +142,23 @@ class _History:
             old = self.heldout.get(name, np.zeros((len(value_S), 0), np.float32))
             self.heldout[name] = np.concatenate([old, value_S[:, None]], axis=1)
         self.evaluated_at.append(chunk.done)
+        self.finite = chunk.finite
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a method under way is saved, the run it belongs to, and what that run has finished."""
+
+    path: Path
+    run: str
+    finished: set[str]
 
 
 def _run_method(
-    simulation: Simulation, folder: Path, keep_going: bool, observer: Observer, stop: Callable[[], bool]
+    simulation: Simulation, place: _Place, keep_going: bool, observer: Observer, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     label, setting = simulation.method.label, simulation.setting
-    state, history = _begin(simulation, folder)
+    state, history = _begin(simulation, place)
     done = history.train.shape[1]
     observer.begin(label, setting.rounds, done)
     tick = saved = time.monotonic()
@@ -158,37 +170,46 @@ def _run_method(
             history.seconds, tick = history.seconds + now - tick, now
             observer.progress(label, done, float(np.mean(chunk.losses[:, -1])))
             if stop() and done < setting.rounds:
-                _save(folder, label, state, history)
-                raise Interrupted(f"stopped in {label} after round {done} of {setting.rounds}.", folder)
+                _save(place, label, state, history)
+                raise Interrupted(f"stopped in {label} after round {done} of {setting.rounds}.", place.path.parent)
             if now - saved > SAVE_SECONDS:
-                _save(folder, label, state, history)
+                _save(place, label, state, history)
                 saved = now
     except Diverged as error:
-        path = _save(folder, label, error.before, history)
+        _save(place, label, error.before, history)
         raise LaconicError(
-            f"{error} The last good checkpoint is {path}, after round {error.done}. "
+            f"{error} The last good checkpoint is {place.path}, after round {error.done}. "
             "Lower the learning rate, or ask to go on with --on-nan continue."
         ) from None
     return {
         "label": label,
+        "method": simulation.method.name,
+        "compressor": simulation.method.compressor.name,
         "workers": simulation.K,
         "local_steps": simulation.H,
         "train": _exact(history.train),
         "heldout": {name: _exact(values) for name, values in history.heldout.items()},
         "evaluated_at": history.evaluated_at,
-        "diverged": metrics.diverged(history.train).tolist(),
+        "diverged": (metrics.diverged(history.train) | ~history.finite).tolist(),
         "params_sha256": _digest(state.shared),
         "seconds": round(history.seconds, 3),
-        "rounds_per_second": round(setting.rounds * len(setting.seeds) / max(history.seconds, 1e-9), 1),
+        "rounds_per_second": round(setting.rounds / max(history.seconds, 1e-9), 1),
     }
 
 
-def _begin(simulation: Simulation, folder: Path) -> tuple[Any, _History]:
-    """A fresh start, or where the checkpoint of this method left off."""
-    path, seeds = folder / CHECKPOINT, len(simulation.setting.seeds)
-    if not path.exists() or checkpoint.peek(path)["label"] != simulation.method.label:
-        return simulation.start(), _History(np.zeros((seeds, 0), np.float32), {}, [])
-    meta = checkpoint.peek(path)
+def _begin(simulation: Simulation, place: _Place) -> tuple[Any, _History]:
+    """A fresh start, or where the checkpoint of this method left off; one of another run is refused."""
+    path, seeds = place.path, len(simulation.setting.seeds)
+    meta = checkpoint.peek(path) if path.exists() else None
+    if meta is not None and meta.get("run") != place.run:
+        raise LaconicError(f"{path} belongs to another run; move it away, or resume the run it belongs to.")
+    if meta is None or meta["label"] in place.finished:  # left over if a run died between record and clean-up
+        start = _History(np.zeros((seeds, 0), np.float32), {}, [], np.ones(seeds, bool))
+        return simulation.start(), start
+    if meta["label"] != simulation.method.label:
+        raise LaconicError(
+            f"{path} is of {meta['label']!r}, which this run does not do next; its settings were changed."
+        )
     empty = jax.ShapeDtypeStruct((seeds, len(meta["evaluated_at"])), np.float32)
     like = {
         "state": jax.eval_shape(simulation.start),
@@ -197,20 +218,21 @@ def _begin(simulation: Simulation, folder: Path) -> tuple[Any, _History]:
     }
     tree, meta = checkpoint.load(path, like)
     heldout = {name: np.asarray(value) for name, value in tree["heldout"].items()}
-    return tree["state"], _History(np.asarray(tree["train"]), heldout, meta["evaluated_at"], meta["seconds"])
+    train, finite = np.asarray(tree["train"]), np.asarray(meta["finite"])
+    return tree["state"], _History(train, heldout, meta["evaluated_at"], finite, meta["seconds"])
 
 
-def _save(folder: Path, label: str, state: Any, history: _History) -> Path:
-    path = folder / CHECKPOINT
+def _save(place: _Place, label: str, state: Any, history: _History) -> None:
     meta = {
+        "run": place.run,
         "label": label,
         "done": history.train.shape[1],
         "evaluated_at": history.evaluated_at,
         "heldout": sorted(history.heldout),
+        "finite": history.finite.tolist(),
         "seconds": history.seconds,
     }
-    checkpoint.save(path, {"state": state, "train": history.train, "heldout": history.heldout}, meta)
-    return path
+    checkpoint.save(place.path, {"state": state, "train": history.train, "heldout": history.heldout}, meta)
 
 
 def _exact(curves: np.ndarray) -> list[list[float | None]]:
@@ -223,60 +245,3 @@ def _digest(tree: Any) -> str:
     for leaf in jax.tree.leaves(tree):
         digest.update(np.ascontiguousarray(leaf).tobytes())
     return digest.hexdigest()
-
-
-# --- all methods ------------------------------------------------------------------------------------------------------
-
-
-def curves_of(record: dict[str, Any]) -> np.ndarray:
-    """A method record's train loss [S, T], with NaN where it was not finite."""
-    return np.array(record["train"], dtype=float)
-
-
-def summarise(methods: Sequence[dict[str, Any]], options: Options) -> dict[str, Any]:
-    """The table: every figure from the records and the definitions in `metrics`."""
-    reference = reference_of(methods)
-    target = options.target_loss
-    if target is None and reference is not None:
-        target = metrics.minimum_loss(curves_of(reference))
-    rows = [_row(record, reference, target, options) for record in methods]
-    return {"target_loss": target, "reference": reference and reference["label"], "rows": rows}
-
-
-def reference_of(methods: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Local SGD, the yardstick; of several the one with the lowest training loss."""
-    candidates = [r for r in methods if r["label"].startswith("local-sgd") and not any(r["diverged"])]
-    return min(candidates, key=lambda r: metrics.minimum_loss(curves_of(r)), default=None)
-
-
-def _row(record: dict[str, Any], reference: Any, target: float | None, options: Options) -> dict[str, Any]:
-    curves = curves_of(record)
-    last = {name: np.array(values, dtype=float)[:, -1] for name, values in record["heldout"].items()}
-    rounds = None if target is None else metrics.rounds_to_loss(curves, target)
-    traffic = Traffic(**record["traffic"])
-    seconds = None
-    if rounds is not None and options.link is not None and record["step_seconds"] is not None:
-        seconds = seconds_to_loss(rounds, options.link, traffic, record["local_steps"], record["step_seconds"])
-    return {
-        "label": record["label"],
-        "final_train": metrics.final_loss(curves),
-        "final_train_error": _last_error(curves),
-        "test_loss": _mean(last.get("loss")),
-        "test_accuracy": _mean(last.get("accuracy")),
-        "rounds_to_target": rounds,
-        "speedup": None if reference is None else metrics.speedup(curves_of(reference), curves),
-        "speedup_error": None if reference is None else metrics.speedup_error(curves_of(reference), curves),
-        "sent_megabytes": traffic.sent_bits * curves.shape[1] / 8e6,
-        "received_megabytes": traffic.received_bits * curves.shape[1] / 8e6,
-        "seconds_to_target": seconds,
-        "diverged": int(np.sum(record["diverged"])),
-    }
-
-
-def _last_error(curves: np.ndarray) -> float:
-    smooth = np.stack([metrics.smoothed(curve) for curve in curves])
-    return float(metrics.standard_error(smooth)[-1])
-
-
-def _mean(values: np.ndarray | None) -> float | None:
-    return None if values is None else float(np.mean(values))

@@ -4,7 +4,7 @@ Chunks exist so that a person sees progress and a run can stop and go on: all st
 the same chunk from the same state gives the same bits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from laconic.client import Client, LocalOptimizer, Shared, local_client
 from laconic.compress import DENSE, Compressor, tree_bits
 from laconic.data.feed import Streamed
-from laconic.errors import LaconicError, require_positive
+from laconic.errors import LaconicError, require_positive, require_seed
 from laconic.evaluate.timing import (
     Traffic,
     all_gather_traffic,
@@ -27,7 +27,7 @@ from laconic.evaluate.timing import (
 from laconic.outer import OuterOptimizer
 from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, worker_keys
 from laconic.tasks.base import Task
-from laconic.workers import Meshed, Simulated, Workers
+from laconic.workers import Meshed, Simulated, Workers, check_divides
 
 EVALUATION_BATCH = 250
 TOPOLOGIES = ("server", "all-gather", "ring")
@@ -53,6 +53,8 @@ class Setting:
             seeds=len(self.seeds),
             evaluate_every=self.evaluate_every,
         )
+        for seed in self.seeds:
+            require_seed(seed)
 
     @property
     def chunks(self) -> list[int]:
@@ -65,21 +67,28 @@ class Setting:
 class Method:
     """A whole way to train: what a worker does, how it compresses, and the outer optimizer.
 
-    `budget` maps (K, H) to the workers and steps really used: small-batch SGD is one worker with K·H steps.
+    `name` is what it is called in the registry, `label` in a table. `budget` maps (K, H) to the workers and steps
+    really used: small-batch SGD is one worker with K·H steps.
     """
 
     label: str
     client: Callable[[Task], Client]
     outer: OuterOptimizer
     compressor: Compressor = DENSE
+    name: str = "own"
     budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
 
 
 class Chunk(NamedTuple):
-    """What some rounds gave: rounds done so far, losses [S, C, K] (means of the H local ones), held-out metrics [S]."""
+    """What some rounds gave.
+
+    done: rounds so far · losses: [S, C, K], means of the H local ones · finite: [S], whether the weights still are ·
+    heldout: metrics [S] on the test split
+    """
 
     done: int
     losses: np.ndarray
+    finite: np.ndarray
     heldout: dict[str, np.ndarray]
     state: RoundState
 
@@ -107,10 +116,12 @@ class Simulation:
         self.K, self.H = method.budget(setting.workers, setting.local_steps)
         check_workers(method, self.K)
         self.task, self.method, self.setting = jax.device_put(task), method, setting
-        self._mesh = mesh
+        self._mesh = None if self.K == 1 else mesh  # one worker lives on one device
+        if self._mesh is not None:
+            check_divides(self.K, self._mesh)
         self._start = jax.jit(self._init)
         self._advance = jax.jit(self._chunk, static_argnames="length")
-        self._stream: Iterator[Any] | None = None
+        self._stream: Generator[Any, None, None] | None = None
 
     def _parts(self, task: Task) -> tuple[Workers, Server]:
         client = self.method.client(task)
@@ -140,54 +151,66 @@ class Simulation:
             state, losses_KH = communication_round(workers, server, state, items)
             return state, jnp.mean(losses_KH, axis=1)
 
-        def one_seed(state: RoundState) -> tuple[RoundState, jax.Array, Any]:
+        def one_seed(state: RoundState, streamed: Any) -> tuple[RoundState, jax.Array, Any]:
             # The items of all rounds at once: many small random draws inside the scan would cost more than they weigh.
             rounds_C = state.round + jnp.arange(length)
             items_C = jax.vmap(lambda r, batches: items_of(state._replace(round=r), batches))(rounds_C, streamed)
             state, losses_CK = jax.lax.scan(one_round, state, items_C)
-            return state, losses_CK, heldout_metrics(task, state.shared)
+            seen = {"finite": all_finite(state.shared), **heldout_metrics(task, state.shared)}
+            return state, losses_CK, seen
 
-        return jax.vmap(one_seed)(state)
+        return jax.vmap(one_seed)(state, streamed)
 
     def _take_stream(self, done: int, length: int) -> Any:
-        """The next `length` rounds of a stream, stacked; None if the data is resident."""
-        feed = self.task.feed
+        """The next `length` rounds of a stream for every seed, [S, length, K, H, B, …]; None for resident data."""
+        feed, seeds = self.task.feed, len(self.setting.seeds)
         if not isinstance(feed, Streamed):
             return None
         if self._stream is None:
-            self._stream = feed.rounds(self.K, self.H, skip=done)
+            self._stream = feed.rounds(seeds * self.K, self.H, skip=done)
         rounds = [r for _, r in zip(range(length), self._stream, strict=False)]
         if len(rounds) < length:
             raise LaconicError(
                 f"the stream of {self.task.name!r} ended after {done + len(rounds)} of {self.setting.rounds} rounds; "
-                f"each takes {self.K * self.H} batches. Ask for fewer rounds or let the stream repeat its data."
+                f"each takes {seeds * self.K * self.H} batches. Ask for fewer rounds or let the stream repeat its data."
             )
-        return jax.tree.map(lambda *xs: jnp.stack(xs), *rounds)
+        B = jax.tree.leaves(rounds[0])[0].shape[2]
+        if self.setting.batch != B:
+            raise LaconicError(f"the stream's batches have {B} examples, but the setting says {self.setting.batch}.")
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *rounds)
+        return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(length, seeds, self.K, *x.shape[2:]), 1, 0), stacked)
 
     def run(self, state: RoundState, done: int = 0, keep_going: bool = False) -> Iterator[Chunk]:
         """From `state` after `done` rounds to the end, a chunk at a time.
 
         Stops with `Diverged` at the first non-finite loss unless told to keep going. Close the iterator to stop early.
         """
-        for length in _remaining(self.setting.chunks, done):
-            streamed = self._take_stream(done, length)
-            new, losses, heldout = self._advance(self.task, state, streamed, length=length)
-            losses = np.asarray(losses)
-            if not keep_going:
-                self._check(losses, state, done)
-            state, done = new, done + length
-            yield Chunk(done, losses, {name: np.asarray(value) for name, value in heldout.items()}, state)
+        try:
+            for length in _remaining(self.setting.chunks, done):
+                streamed = self._take_stream(done, length)
+                new, losses, seen = self._advance(self.task, state, streamed, length=length)
+                losses, heldout = np.asarray(losses), {name: np.asarray(value) for name, value in seen.items()}
+                finite_S = heldout.pop("finite")
+                if not keep_going:
+                    self._check(losses, finite_S, state, done)
+                state, done = new, done + length
+                yield Chunk(done, losses, finite_S, heldout, state)
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+                self._stream = None
 
-    def _check(self, losses_SCK: np.ndarray, before: RoundState, done: int) -> None:
-        bad = np.argwhere(~np.isfinite(losses_SCK))
-        if len(bad):
-            s, c, k = min(bad.tolist(), key=lambda sck: sck[1])
-            raise Diverged(
-                f"{self.method.label}: the loss of worker {k} is {losses_SCK[s, c, k]} in round {done + c + 1} "
-                f"(seed {self.setting.seeds[s]}).",
-                before,
-                done,
-            )
+    def _check(self, losses_SCK: np.ndarray, finite_S: np.ndarray, before: RoundState, done: int) -> None:
+        bad = np.argwhere(~np.isfinite(losses_SCK)).tolist()
+        if bad:
+            s, c, k = min(bad, key=lambda sck: sck[1])
+            what = f"the loss of worker {k} is {losses_SCK[s, c, k]} in round {done + c + 1}"
+        elif not finite_S.all():
+            s = int(np.argmin(finite_S))
+            what = f"the weights are not finite after round {done + losses_SCK.shape[1]}"
+        else:
+            return
+        raise Diverged(f"{self.method.label}: {what} (seed {self.setting.seeds[s]}).", before, done)
 
     def traffic(self, topology: str = "server") -> Traffic:
         """Bits that each worker sends and receives in a round."""
@@ -218,6 +241,12 @@ def check_workers(method: Method, K: int) -> None:
         )
 
 
+def all_finite(tree: Any) -> jax.Array:
+    """Whether every number in a tree is finite."""
+    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack(flags))
+
+
 def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str, jax.Array]:
     """Means of the task's metrics over a whole split; nothing if there is no such split."""
     if split not in task.feed.splits:
@@ -237,7 +266,7 @@ def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str
 
 
 def local_step_seconds(task: Task, batch: int) -> float:
-    """Seconds that one worker's local SGD step takes on this machine, its minibatch gathered too."""
+    """Seconds that one local step of plain SGD takes on this machine, for one worker, its minibatch gathered too."""
     feed = task.feed
     item = next(iter(feed.batches())) if isinstance(feed, Streamed) else feed.sample(jax.random.key(1), (batch,))
     items = jax.tree.map(lambda x: jnp.asarray(x)[None], item)

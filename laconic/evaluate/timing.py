@@ -17,6 +17,7 @@ from laconic.errors import LaconicError, require_positive
 
 RATE_UNITS = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 PARTS_OF_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
+LARGEST = 1e18  # of any number in a link or a duration
 QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]+)")
 
 
@@ -113,7 +114,7 @@ def measure_step(step: Callable[[], Any], repeats: int = 5) -> float:
 
 def _quantity(text: str, units: dict[str, int], what: str, example: str) -> tuple[float, str]:
     match = QUANTITY.fullmatch(text.strip())
-    if match is None or match[2] not in units:
+    if match is None or match[2] not in units or float(match[1]) > LARGEST:
         raise LaconicError(
             f"{text!r} is not a {what}: write a number and one of {', '.join(units)}, for example {example!r}."
         )

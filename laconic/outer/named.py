@@ -7,9 +7,9 @@ import optax
 from laconic.errors import LaconicError, unknown
 from laconic.outer.base import OuterOptimizer, from_optax
 
-# Optimizers of optax that need more than gradients and a rate (a loss, a random key) and cannot take an outer step, and
-# one that optax has replaced.
-_LEFT_OUT = {"lbfgs", "polyak_sgd", "optimistic_gradient_descent", "rprop", "noisy_sgd", "optimistic_adam"}
+# Optimizers of optax that need more than gradients and a rate (a loss, a random key, no scalars) and cannot take an
+# outer step, and one that optax has replaced.
+_LEFT_OUT = {"lbfgs", "polyak_sgd", "optimistic_gradient_descent", "rprop", "noisy_sgd", "optimistic_adam", "sm3"}
 
 
 def optax_names() -> list[str]:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
 import optax
 
 from laconic.client import LocalOptimizer, gradient_client
 from laconic.compress import DENSE, Compressor, parse_compressor
-from laconic.errors import LaconicError, unknown
+from laconic.errors import LaconicError, require_seed, unknown
 from laconic.evaluate.run import Method, local_method
-from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
+from laconic.outer import OUTER, OuterOptimizer, from_optax
 
+FLOAT32_MAX = 3.4028234e38
 COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
 
 
@@ -92,9 +92,10 @@ def small_batch_sgd(K: int, alpha: float = 0.05) -> Parts:
 
 def _untrained(architecture: str) -> Entry:
     def make(K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
-        learned = LearnedOptimizer(architecture, K if architecture.startswith("lagg") else None)
-        theta = learned.init(jax.random.key(seed))
-        return Parts(LocalOptimizer("sgd", gamma), learned(theta, scale=scale, weight_decay=weight_decay))
+        require_seed(seed)
+        fixed = {"workers": K} if architecture.startswith("lagg") else {}
+        outer = OUTER[architecture].make(seed=seed, scale=scale, weight_decay=weight_decay, **fixed)
+        return Parts(LocalOptimizer("sgd", gamma), outer)
 
     return Entry(make, f"learned ({architecture}), random weights: not trained, expect it to fail")
 
@@ -128,13 +129,16 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
     name, colon, tail = spec.partition(":")
     if name not in METHODS:
         raise unknown("optimizer", name, METHODS)
-    own, common = options_of(name), dict(COMMON)
+    own, common, given = options_of(name), dict(COMMON), set()
     for item in tail.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if not equals:
             raise LaconicError(f"optimizer {spec!r}: {item!r} is not option=value; write {name}:option=value,….")
         if key not in own and key not in common:
             raise unknown(f"option of {name}", key, {**own, **common})
+        if key in given:
+            raise LaconicError(f"optimizer {spec!r}: {key} is given twice.")
+        given.add(key)
         table = own if key in own else common
         table[key] = _number_like(table[key], text, spec, key)
     parts = METHODS[name].make(K, **own)
@@ -143,9 +147,9 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
     if parts.local is None:
         if common["clip"] or common["decay"]:
             raise LaconicError(f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay.")
-        return Method(label, gradient_client, parts.outer, how, parts.budget)
+        return Method(label, gradient_client, parts.outer, how, name, parts.budget)
     local = replace(parts.local, clip=common["clip"], weight_decay=common["decay"])
-    return replace(local_method(label, local, parts.outer, how), budget=parts.budget)
+    return replace(local_method(label, local, parts.outer, how), name=name, budget=parts.budget)
 
 
 def _number_like(default: Any, text: str, spec: str, key: str) -> Any:
@@ -153,7 +157,8 @@ def _number_like(default: Any, text: str, spec: str, key: str) -> Any:
     try:
         value = type(default)(text)
     except ValueError:
-        raise LaconicError(f"optimizer {spec!r}: {key} must be a number, got {text!r}.") from None
-    if isinstance(value, float) and not abs(value) < float("inf"):
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise LaconicError(f"optimizer {spec!r}: {key} must be {kind}, got {text!r}.") from None
+    if isinstance(value, float) and not abs(value) <= FLOAT32_MAX:
         raise LaconicError(f"optimizer {spec!r}: {key} must be finite, got {text!r}.")
     return value

@@ -21,6 +21,7 @@ from laconic.tasks.lm import byte_lm_task
 from laconic.tasks.mlp import MLP
 
 Options = Mapping[str, Any]
+LARGEST = 1_000_000  # of any size in a spec
 
 
 class Entry(NamedTuple):
@@ -141,6 +142,6 @@ def parse_spec(spec: str) -> tuple[str, Options]:
 
 
 def _positive(spec: str, key: str, value: str) -> int:
-    if not (value.isascii() and value.isdigit() and int(value) > 0):
-        raise LaconicError(f"task {spec!r}: {key} must be a positive whole number, got {value!r}.")
+    if not (value.isascii() and value.isdigit() and 0 < int(value) <= LARGEST):
+        raise LaconicError(f"task {spec!r}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}.")
     return int(value)

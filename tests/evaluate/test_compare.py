@@ -16,11 +16,13 @@ from safetensors.numpy import save_file
 from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError
 from laconic.evaluate import metrics
-from laconic.evaluate.compare import CHECKPOINT, RECORDS, Interrupted, curves_of, run_comparison
+from laconic.evaluate.compare import CHECKPOINT, RECORDS, Interrupted, run_comparison
+from laconic.evaluate.outcome import curves_of
 from laconic.evaluate.run import Setting, local_method
 from laconic.outer import LearnedOptimizer
 from laconic.recipes import compare as recipe
-from laconic.recipes.compare import CompareConfig, command_of, compare, resume
+from laconic.recipes.compare import compare, resume
+from laconic.recipes.config import RECIPES, CompareConfig, command_of
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import plain_task
 
@@ -216,6 +218,14 @@ def test_past_its_horizon_a_learned_optimizer_warns(task, tmp_path):
         ({"devices": 999}, ["devices", "999"]),
         ({"devices": 8, "workers": 4}, ["4 workers", "8 devices"]),
         ({"topology": "ring", "compress": "int8"}, ["ring"]),
+        ({"link": ""}, ["100Mbit/20ms"]),
+        ({"link": "1e400Mbit/1ms"}, ["1e400"]),
+        ({"step_time": ""}, ["12ms"]),
+        ({"target_loss": float("nan")}, ["target loss must be finite"]),
+        ({"first_seed": 2**40}, ["seed must be between 0"]),
+        ({"first_seed": -1}, ["seed must be between 0"]),
+        ({"task": "digits-mlp:width=99999999999999999999"}, ["width"]),
+        ({"devices": 2, "workers": 3}, ["3 workers", "2 devices"]),
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(changes, parts, raises_clearly, tmp_path):
@@ -233,7 +243,7 @@ def test_a_used_folder_is_not_touched(task, tmp_path, raises_clearly):
     assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
-@pytest.mark.parametrize("where", ["/proc/laconic", "/dev/null/run"])
+@pytest.mark.parametrize("where", ["/proc/laconic", "/dev/null/run", "/tmp/" + "x" * 300])
 def test_an_unwritable_folder_is_refused(where, task, raises_clearly):
     with raises_clearly("cannot write", where):
         compare(_with(SMALL, out=Path(where)), task)
@@ -269,6 +279,72 @@ def test_a_foreign_checkpoint_is_refused(task, tmp_path, raises_clearly):
         resume(folder, task)
 
 
+def test_a_checkpoint_of_another_run_is_refused_and_kept(task, tmp_path, raises_clearly):
+    interrupted(task, tmp_path / "one")
+    interrupted(task, tmp_path / "two")
+    foreign = (tmp_path / "two" / CHECKPOINT).read_bytes()
+    (tmp_path / "one" / CHECKPOINT).write_bytes(foreign)
+    with raises_clearly(CHECKPOINT, "another run"):
+        resume(tmp_path / "one", task)
+    assert (tmp_path / "one" / CHECKPOINT).read_bytes() == foreign
+
+
+def test_other_data_is_refused(tmp_path, raises_clearly):
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(97, 123)) * 400)
+    spec = f"lm-bytes:file={text},context=8,hidden=8,heads=1,layers=1"
+    config = _with(SMALL, task=spec, optimizers=("local-sgd",), out=tmp_path / "run", seeds=1, rounds=10)
+    watcher = Notes()
+    with pytest.raises(Interrupted):
+        compare(config, observer=watcher, stop=lambda: watcher.calls >= 1)
+    text.write_bytes(bytes(range(98, 124)) * 400)
+    with raises_clearly("was begun on", "start anew"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "run"}',
+        '{"kind": "run", "config": {}, "task": {}, "provenance": {}}',
+        '{"kind": "other"}',
+        "{}",
+    ],
+)
+def test_foreign_records_are_refused(line, tmp_path, raises_clearly):
+    (tmp_path / RECORDS).write_text(line + "\n")
+    with raises_clearly("cannot be resumed"):
+        resume(tmp_path)
+
+
+def test_settings_of_a_wrong_type_are_refused(task, tmp_path, raises_clearly):
+    interrupted(task, tmp_path / "run")
+    path = tmp_path / "run" / RECORDS
+    path.write_text(path.read_text().replace('"workers": 4, "local_steps"', '"workers": "4", "local_steps"', 1))
+    with raises_clearly("workers", "wrong type"):
+        resume(tmp_path / "run", task)
+
+
+def test_the_reference_is_local_sgd_by_name_not_by_label(task, tmp_path):
+    optimizers = (
+        "slowmo:gamma=0.02,label=local-sgd-like",
+        "local-sgd:gamma=0.02,compress=topk:0.5+ef",
+        "local-sgd:gamma=0.02,label=base",
+    )
+    _, records = compare(_with(SMALL, optimizers=optimizers, out=tmp_path / "run", rounds=10), task)
+    assert records[-1]["reference"] == "base"
+
+
+def test_a_resumed_run_keeps_the_measured_step(task, tmp_path):
+    folder, watcher = tmp_path / "run", Notes()
+    config = _with(SMALL, link="1Mbit/10ms", out=folder, optimizers=SMALL.optimizers[:2])
+    with pytest.raises(Interrupted):
+        compare(config, task, observer=watcher, stop=lambda: watcher.calls >= 10)
+    _, records = resume(folder, task)
+    steps = {record["step_seconds"] for record in records[:-1]}
+    assert len(steps) == 1
+
+
 def test_a_run_of_ones_own_task_needs_it_to_resume(task, tmp_path, raises_clearly):
     folder = tmp_path / "run"
     interrupted(task, folder)
@@ -284,7 +360,7 @@ def test_the_command_gives_the_config_back():
 
 
 def test_recipes_are_valid():
-    for name, (summary, config) in recipe.RECIPES.items():
+    for name, (summary, config) in RECIPES.items():
         setting, _, methods = recipe._parsed(config)
         assert summary
         assert len(methods) == len(config.optimizers), name

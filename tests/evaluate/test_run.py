@@ -1,14 +1,17 @@
 """The simulator: chunks, seeds, streams, meshes, divergence, traffic."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
 from laconic.evaluate.run import Diverged, Method, Setting, Simulation, heldout_metrics
-from laconic.outer import LearnedOptimizer
+from laconic.outer import LearnedOptimizer, from_optax
 from laconic.recipes.methods import parse_method
 from laconic.round import Shared
 from laconic.tasks.base import plain_task
@@ -128,6 +131,64 @@ def test_a_stream_trains_and_resumes():
     again = Simulation(task, simulation.method, simulation.setting)
     (resumed,) = list(again.run(first.state, done=4))
     np.testing.assert_array_equal(resumed.losses, second.losses)
+
+
+def test_seeds_of_a_stream_see_their_own_batches():
+    task = plain_task("stream", lambda key: {"w": jnp.zeros(5)}, loss, stream(1000))
+    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0, 1), 3))
+    (chunk,) = simulation.run(simulation.start())
+    batches = list(stream(1000).batches())
+    w = np.zeros(5)
+    first = np.mean((batches[0]["x"] @ w - batches[0]["y"]) ** 2)
+    step = 2 * batches[0]["x"].T @ (batches[0]["x"] @ w - batches[0]["y"]) / 8
+    second = np.mean((batches[1]["x"] @ (w - 0.05 * step) - batches[1]["y"]) ** 2)
+    np.testing.assert_allclose(chunk.losses[0, 0, 0], (first + second) / 2, rtol=1e-5)
+    assert np.abs(chunk.losses[0] - chunk.losses[1]).min() > 0
+
+
+def test_a_stream_of_another_batch_size_is_refused(raises_clearly):
+    task = plain_task("stream", lambda key: {"w": jnp.zeros(5)}, loss, stream(100, batch=5))
+    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0,), 3))
+    with raises_clearly("batches have 5 examples", "says 8"):
+        list(simulation.run(simulation.start()))
+
+
+def test_a_stream_stops_with_its_run():
+    task = plain_task("stream", lambda key: {"w": jnp.zeros(5)}, loss, stream(10_000))
+    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0,), 1))
+    before = threading.active_count()
+    next(run := simulation.run(simulation.start()))
+    assert threading.active_count() == before + 1
+    run.close()
+    assert threading.active_count() == before
+
+
+def test_weights_that_stop_being_numbers_stop_the_run():
+    """The outer step overflows after losses that were still finite."""
+    method = Method("boom", parse_method("local-sgd:gamma=0.05", 2).client, from_optax(optax.scale(-np.inf)))
+    simulation = Simulation(least_squares(), method, Setting(2, 3, 4, 2, (5,), 1))
+    with pytest.raises(Diverged, match=r"weights are not finite after round 1 \(seed 5\)"):
+        list(simulation.run(simulation.start()))
+    (chunk, *_) = simulation.run(simulation.start(), keep_going=True)
+    assert not chunk.finite[0]
+
+
+def test_one_worker_needs_no_mesh():
+    method = parse_method("small-batch-sgd:alpha=0.01", 4)
+    simulation = Simulation(least_squares(), method, Setting(4, 2, 8, 2, (0,), 2), worker_mesh(2))
+    (chunk,) = simulation.run(simulation.start())
+    assert np.isfinite(chunk.losses).all()
+
+
+def test_workers_that_do_not_divide_over_devices_are_refused_at_once(raises_clearly):
+    with raises_clearly("3 workers", "2 devices"):
+        Simulation(least_squares(), parse_method("local-sgd", 3), Setting(3, 2, 8, 2), worker_mesh(2))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 10**25])
+def test_seeds_fit_in_32_bits(seed, raises_clearly):
+    with raises_clearly("seed", str(seed)):
+        Setting(seeds=(seed,))
 
 
 def test_a_stream_that_ends_early_says_so(raises_clearly):

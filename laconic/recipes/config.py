@@ -1,0 +1,125 @@
+"""A comparison as data: a frozen config, and ready ones by name."""
+
+import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Several optimizers on one task with K workers, over several seeds."""
+
+    task: str = "digits-mlp"
+    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
+    optimizers: tuple[str, ...] = (
+        "local-sgd",
+        "slowmo:gamma=0.3,beta=0.8",
+        "fedadam:gamma=0.3,eta=0.03",
+        "adam:alpha=0.02",
+        "diloco",
+    )
+    """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value."""
+    workers: int = 8
+    """K, how many workers there are."""
+    local_steps: int = 4
+    """H, the local steps each takes in a round."""
+    batch: int = 16
+    """B, the examples of a local step."""
+    rounds: int = 100
+    """T, the communication rounds."""
+    seeds: int = 5
+    """How many seeds, each with its own initial weights and minibatches."""
+    first_seed: int = 0
+    """The first seed; the others follow it."""
+    evaluate_every: int = 20
+    """Rounds between two looks at the test set; also how often a run can be stopped."""
+    compress: str = "dense"
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g. topk:0.01+int8+ef."""
+    topology: Literal["server", "all-gather", "ring"] = "server"
+    """How messages travel, for counting bits."""
+    link: str | None = None
+    """Price the rounds on a network: bandwidth/latency, e.g. 100Mbit/20ms."""
+    step_time: str | None = None
+    """How long one local step takes, e.g. 12ms; measured on this machine if a link is given without it."""
+    target_loss: float | None = None
+    """The train loss to race to; by default the lowest that local SGD reaches."""
+    on_nan: Literal["stop", "continue"] = "stop"
+    """What to do when a loss is NaN or infinite."""
+    devices: int = 1
+    """Spread the workers over this many devices (K must be a multiple)."""
+    out: Path | None = None
+    """The folder to write, new or empty; by default runs/TASK-TIME."""
+
+
+RECIPES: dict[str, tuple[str, CompareConfig]] = {
+    "digits": ("five hand-designed optimizers on the bundled digits, under a minute on a laptop", CompareConfig()),
+    "fmnist-baselines": (
+        "the paper's tuned baselines on Fashion-MNIST: 2-layer MLP, K = 8, H = 4, B = 128, 1000 rounds, 10 seeds",
+        CompareConfig(
+            task="fmnist-mlp2",
+            optimizers=(
+                *(f"local-sgd:gamma={gamma}" for gamma in (1, 0.5, 0.3, 0.1)),
+                "slowmo:gamma=0.1,alpha=1,beta=0.95",
+                "sgd:alpha=0.1",
+                "adam:alpha=0.01",
+                "diloco",
+            ),
+            batch=128,
+            rounds=1000,
+            seeds=10,
+            target_loss=0.2,
+            on_nan="continue",
+        ),
+    ),
+    "fmnist-undivided": (
+        "tuned local SGD and SlowMo on all 60,000 images of Fashion-MNIST's train file instead of 80 % of them",
+        CompareConfig(
+            task="fmnist-mlp2:split=all",
+            optimizers=("local-sgd:gamma=0.5", "local-sgd:gamma=0.3", "slowmo:gamma=0.1,alpha=1,beta=0.95"),
+            batch=128,
+            rounds=1000,
+            seeds=10,
+            target_loss=0.2,
+        ),
+    ),
+    "fmnist-compress": (
+        "local SGD and SlowMo on Fashion-MNIST, dense and compressed, priced on a 100 Mbit link",
+        CompareConfig(
+            task="fmnist-mlp2",
+            optimizers=(
+                "local-sgd",
+                "slowmo",
+                "slowmo:gamma=0.3,alpha=1.66,beta=0.8,compress=topk:0.1+ef",
+                "slowmo:gamma=0.1,alpha=5,beta=0.3,compress=topk:0.01+ef",
+                "slowmo:compress=int8",
+                "slowmo:compress=int4",
+            ),
+            batch=128,
+            rounds=1000,
+            seeds=3,
+            link="100Mbit/20ms",
+        ),
+    ),
+    "lm-bytes": (
+        "a byte-level language model on Python's own source, SGD and AdamW workers",
+        CompareConfig(
+            task="lm-bytes",
+            optimizers=("local-sgd", "slowmo:gamma=0.3,beta=0.9", "diloco:gamma=0.003", "fedadam"),
+            workers=4,
+            rounds=300,
+            seeds=2,
+        ),
+    ),
+}
+
+
+def command_of(config: CompareConfig) -> str:
+    """The command line that gives this config."""
+    default, words = CompareConfig(), ["laconic", "compare"]
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value != getattr(default, field.name):
+            many = value if isinstance(value, tuple) else (value,)
+            words += [f"--{field.name.replace('_', '-')}", *(str(v) for v in many)]
+    return shlex.join(words)
