@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from laconic.outer.tiles import Masks
+
 TIMESCALES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 MOMENTUM = (0.9, 0.99, 0.999)
 SECOND_MOMENT = (0.999,)
@@ -169,12 +171,14 @@ def groups(f: Fields) -> list[jax.Array]:
     return [*by_parameter, f.row, f.col, rsqrt_row, rsqrt_col, scaled_m]
 
 
-def square_sums(groups: list[jax.Array], mask: jax.Array, B: int) -> jax.Array:
-    """Σ x² of every feature over a tile [L, A, B] whose rows count where the mask [1, 1, A, 1] is 1."""
+def square_sums(groups: list[jax.Array], masks: Masks) -> jax.Array:
+    """Σ x² of every feature over a tile [L, A, B], where its masks are 1."""
 
     def one(x: jax.Array) -> jax.Array:
-        by_row = jnp.sum(jnp.square(x), axis=3, keepdims=True) * (B // x.shape[3])
-        return jnp.sum(by_row * mask, axis=(1, 2, 3))
+        square = jnp.square(x)
+        same_across = x.shape[3] != masks.cols.shape[3]
+        by_row = square * jnp.sum(masks.cols) if same_across else jnp.sum(square * masks.cols, axis=3, keepdims=True)
+        return jnp.sum(by_row * masks.rows, axis=(1, 2, 3))
 
     return jnp.concatenate([one(x) for x in groups])
 

@@ -198,7 +198,7 @@ def tensor_step(
         view, fields = features.fields_of(param, ada, mean, deltas)
         groups = features.groups
     walk = Walk((param.size // (view.A * view.B), view.A, view.B), tile)
-    sums = walk.reduce(lambda f, mask: features.square_sums(groups(f), mask, view.B), fields)
+    sums = walk.reduce(lambda f, masks: features.square_sums(groups(f), masks), fields)
     count = sums.shape[0]
     first = {
         "w0": features.normaliser(sums / param.size)[:, None] * theta["w0"][:count],

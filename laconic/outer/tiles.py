@@ -15,17 +15,25 @@ def default_tile() -> int:
     return CPU_TILE if jax.default_backend() == "cpu" else ACCELERATOR_TILE
 
 
+class Masks(NamedTuple):
+    """1 on the rows [1, 1, a, 1] and columns [1, 1, 1, b] of a tile that no earlier tile had, else 0."""
+
+    rows: jax.Array
+    cols: jax.Array
+
+
 class Walk(NamedTuple):
-    """Goes over a tensor of shape [L, A, B] in tiles of whole rows of B, or all at once if it is small."""
+    """Goes over a tensor of shape [L, A, B] in tiles of one layer, or over all of it at once if it is small."""
 
     shape: tuple[int, int, int]
     tile: int
 
     @property
-    def rows(self) -> int:
-        """Rows of B in a tile."""
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of a tile: whole rows if they fit."""
         _, A, B = self.shape
-        return max(1, min(A, self.tile // max(B, 1)))
+        cols = min(B, self.tile)
+        return max(1, min(A, self.tile // cols)), cols
 
     @property
     def whole(self) -> bool:
@@ -33,34 +41,44 @@ class Walk(NamedTuple):
         L, A, B = self.shape
         return L * A * B <= self.tile
 
-    def _place(self, i: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(l, first row, first row not done before): the last tile of a column is moved up to stay inside."""
-        _, A, _ = self.shape
-        blocks = -(-A // self.rows)
-        begin = (i % blocks) * self.rows
-        return i // blocks, jnp.minimum(begin, A - self.rows), begin
-
-    def _cut(self, fields: Any, layer: jax.Array, row: jax.Array) -> Any:
-        def cut(x: jax.Array) -> jax.Array:
-            x = jax.lax.dynamic_slice_in_dim(x, layer, 1, axis=1) if x.shape[1] > 1 else x
-            return x if x.shape[2] == 1 else jax.lax.dynamic_slice_in_dim(x, row, self.rows, axis=2)
-
-        return jax.tree.map(cut, fields)
+    @property
+    def _blocks(self) -> tuple[int, int]:
+        (_, A, B), (rows, cols) = self.shape, self.size
+        return -(-A // rows), -(-B // cols)
 
     @property
     def _count(self) -> int:
-        L, A, _ = self.shape
-        return L * -(-A // self.rows)
+        down, across = self._blocks
+        return self.shape[0] * down * across
 
-    def reduce(self, function: Callable[[Any, jax.Array], jax.Array], fields: Any) -> jax.Array:
-        """Sum of `function(tile, mask)` over the tiles; the mask is 0 on rows that an earlier tile had."""
+    def _place(self, i: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Masks]:
+        """Where tile i begins; the last ones of a row or column are moved back to stay inside, hence the masks."""
+        (_, A, B), (rows, cols), (down, across) = self.shape, self.size, self._blocks
+        row, col = (i // across % down) * rows, (i % across) * cols
+        at = (i // (down * across), jnp.minimum(row, A - rows), jnp.minimum(col, B - cols))
+        fresh = lambda begin, nominal, n: (begin + jnp.arange(n) >= nominal).astype(jnp.float32)
+        masks = Masks(fresh(at[1], row, rows).reshape(1, 1, -1, 1), fresh(at[2], col, cols).reshape(1, 1, 1, -1))
+        return at, masks if across > 1 else masks._replace(cols=jnp.ones((1, 1, 1, cols)))
+
+    def _cut(self, fields: Any, at: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+        """The tile of every field; an axis of length 1 is the same for all tiles."""
+
+        def cut(x: jax.Array) -> jax.Array:
+            for axis, begin, n in zip((1, 2, 3), at, (1, *self.size), strict=True):
+                x = x if x.shape[axis] in (1, n) else jax.lax.dynamic_slice_in_dim(x, begin, n, axis)
+            return x
+
+        return jax.tree.map(cut, fields)
+
+    def reduce(self, function: Callable[[Any, Masks], jax.Array], fields: Any) -> jax.Array:
+        """Sum of `function(tile, masks)` over the tiles."""
         if self.whole:
-            return function(fields, jnp.ones((1, 1, self.shape[1], 1)))
+            _, A, B = self.shape
+            return function(fields, Masks(jnp.ones((1, 1, A, 1)), jnp.ones((1, 1, 1, B))))
 
         def body(i: jax.Array, total: jax.Array) -> jax.Array:
-            layer, row, fresh = self._place(i)
-            mask = (row + jnp.arange(self.rows) >= fresh).astype(jnp.float32).reshape(1, 1, -1, 1)
-            return total + function(self._cut(fields, layer, row), mask)
+            at, masks = self._place(i)
+            return total + function(self._cut(fields, at), masks)
 
         like = jax.eval_shape(lambda: body(jnp.int32(0), jnp.float32(0)))
         return jax.lax.fori_loop(0, self._count, body, jnp.zeros(like.shape))
@@ -71,8 +89,7 @@ class Walk(NamedTuple):
             return function(fields)
 
         def body(i: jax.Array, out: jax.Array) -> jax.Array:
-            layer, row, _ = self._place(i)
-            done = function(self._cut(fields, layer, row))
-            return jax.lax.dynamic_update_slice(out, done, (0, layer, row, 0))
+            at, _ = self._place(i)
+            return jax.lax.dynamic_update_slice(out, function(self._cut(fields, at)), (0, *at))
 
         return jax.lax.fori_loop(0, self._count, body, jnp.zeros((1, *self.shape)))
