@@ -143,5 +143,5 @@ def parse_spec(spec: str) -> tuple[str, Options]:
 
 def _positive(spec: str, key: str, value: str) -> int:
     if not (value.isascii() and value.isdigit() and 0 < int(value) <= LARGEST):
-        raise LaconicError(f"task {spec!r}: {key} must be a whole number from 1 to {LARGEST}, got {value!r}.")
+        raise LaconicError(f"task {spec!r}: {key} must be a positive whole number up to {LARGEST}, got {value!r}.")
     return int(value)
