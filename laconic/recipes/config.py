@@ -41,7 +41,7 @@ class CompareConfig:
     link: str | None = None
     """Price the rounds on a network: bandwidth/latency, e.g. 100Mbit/20ms."""
     step_time: str | None = None
-    """How long one local step takes, e.g. 12ms; if a link is given without it, plain SGD is measured on this machine."""
+    """How long one local step takes, e.g. 12ms; with a link and without it, plain SGD is measured here."""
     target_loss: float | None = None
     """The train loss to race to; by default the lowest that local SGD reaches."""
     on_nan: Literal["stop", "continue"] = "stop"
