@@ -1,0 +1,194 @@
+"""A card: what a published optimizer is, how it was meta-trained, what it reaches and where it fails."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import PurePosixPath
+from typing import Any
+
+from laconic.client import LocalOptimizer
+from laconic.errors import LaconicError
+from laconic.outer.learned import ARCHITECTURES
+from laconic.zoo.schema import AMOUNT, NUMBER, SHARE, TEXT, Rule, Schema, fault, nullable, whole
+
+
+def _is_horizon(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(whole(1).holds, value)) and value[0] <= value[1]
+
+
+def _is_record(value: Any) -> bool:
+    if not TEXT.holds(value) or "\\" in value:
+        return False
+    path = PurePosixPath(value)
+    plain = path.as_posix() == value and not path.is_absolute()
+    return plain and path.parts[:1] not in ((), ("results",)) and ".." not in path.parts
+
+
+def _is_date(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and date.fromisoformat(value).isoformat() == value
+    except ValueError:
+        return False
+
+
+def _is_versions(value: Any) -> bool:
+    return isinstance(value, dict) and all(TEXT.holds(k) and nullable(TEXT).holds(v) for k, v in value.items())
+
+
+ARCHITECTURE = Rule(f"one of {', '.join(ARCHITECTURES)}", lambda x: isinstance(x, str) and x in ARCHITECTURES)
+NAME = Rule(  # it becomes file names, so it must be no path, and no name that looks like a file
+    "a name of lower-case letters, digits, - and _, at most 64",
+    lambda x: isinstance(x, str) and re.fullmatch("[a-z0-9][a-z0-9_-]{0,63}", x) is not None,
+)
+LOCAL: dict[str, Schema] = {
+    "name": TEXT,
+    "learning_rate": AMOUNT,
+    "weight_decay": AMOUNT,
+    "clip": AMOUNT,
+    "decay_steps": whole(0),
+}
+TRAINED_ON: dict[str, Schema] = {
+    "task": TEXT,
+    "workers": whole(1),
+    "local_steps": whole(1),
+    "batch": whole(1),
+    "compress": TEXT,
+    "dropout": SHARE,
+}
+RESULT: dict[str, Schema] = {
+    "task": TEXT,
+    "setting": TEXT,
+    "metric": TEXT,
+    "value": nullable(NUMBER),
+    "record": Rule("a path relative to the results folder, with / and no ..", _is_record),
+}
+CARD: dict[str, Schema] = {
+    "name": NAME,
+    "summary": TEXT,
+    "architecture": ARCHITECTURE,
+    "workers": nullable(whole(1)),
+    "local": LOCAL,
+    "trained_on": [TRAINED_ON],
+    "estimator": TEXT,
+    "outer_steps": whole(0),
+    "pairs": whole(1),
+    "truncation": whole(1),
+    "horizon": Rule("[min, max], two whole numbers from 1 with min ≤ max", _is_horizon),
+    "meta_seed": whole(0, 2**32 - 1),
+    "seconds": AMOUNT,
+    "device": TEXT,
+    "commit": TEXT,
+    "versions": Rule("a dictionary of versions, each one line of text or null", _is_versions),
+    "results": [RESULT],
+    "limits": [TEXT],
+    "license": TEXT,
+    "created": Rule("a date as YYYY-MM-DD", _is_date),
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything known about a published optimizer, as JSON can hold it; a wrong value is refused at once.
+
+    workers:    K, for lagg-a and lagg only
+    local:      the fields of the recommended `LocalOptimizer`
+    trained_on: {task, workers, local_steps, batch, compress, dropout} for each task of meta-training
+    horizon:    [min, max] rounds of an unroll in meta-training
+    seconds:    wall time of meta-training
+    results:    {task, setting, metric, value, record}: value is null if the metric was never reached, record a path
+                relative to `results/`
+    limits:     for which K and H it is meant, and known failures
+    """
+
+    name: str
+    summary: str
+    architecture: str
+    workers: int | None
+    local: dict[str, Any]
+    trained_on: list[dict[str, Any]]
+    estimator: str
+    outer_steps: int
+    pairs: int
+    truncation: int
+    horizon: list[int]
+    meta_seed: int
+    seconds: float
+    device: str
+    commit: str
+    versions: dict[str, str | None]
+    results: list[dict[str, Any]]
+    limits: list[str]
+    license: str
+    created: str
+
+    def __post_init__(self) -> None:
+        wrong = fault(vars(self), CARD, "card")
+        if wrong:
+            raise LaconicError(f"{wrong}.")
+        try:
+            LocalOptimizer(**self.local)
+        except LaconicError as error:
+            raise LaconicError(f"card.local: {error}") from None
+
+
+def to_json(card: Card) -> dict[str, Any]:
+    """The card as a dictionary that JSON can write, sharing nothing with the card."""
+    return asdict(card)
+
+
+def from_json(data: Any, source: str) -> Card:
+    """The card that `to_json` wrote; errors name `source` and the field."""
+    wrong = fault(data, CARD, "card")
+    if wrong:
+        raise LaconicError(f"{source}: {wrong}.")
+    try:
+        return Card(**data)
+    except LaconicError as error:
+        raise LaconicError(f"{source}: {error}") from None
+
+
+def to_markdown(card: Card) -> str:
+    """The card as a page: how to use it, how it was trained, what it reaches, its limits."""
+    facts = [
+        ("architecture", card.architecture if card.workers is None else f"{card.architecture}, K = {card.workers}"),
+        ("recommended local optimizer", ", ".join(f"{key} {value}" for key, value in card.local.items())),
+        ("estimator", card.estimator),
+        ("outer steps", card.outer_steps),
+        ("antithetic pairs", card.pairs),
+        ("truncation (rounds)", card.truncation),
+        ("horizon (rounds)", f"{card.horizon[0]} to {card.horizon[1]}"),
+        ("seed", card.meta_seed),
+        ("wall time (s)", card.seconds),
+        ("device", card.device),
+        ("commit", card.commit),
+        ("versions", ", ".join(f"{key} {value or 'unknown'}" for key, value in card.versions.items())),
+        ("license", card.license),
+        ("created", card.created),
+    ]
+    parts = [f"# {card.name}", _prose(card.summary), _usage(card), "## Training", _table(("what", "value"), facts)]
+    parts += [_table(TRAINED_ON, [tuple(row[key] for key in TRAINED_ON) for row in card.trained_on])]
+    parts += ["## Results", _table(RESULT, [tuple(row[key] for key in RESULT) for row in card.results])]
+    parts += ["## Limits", "\n".join(f"- {_prose(limit)}" for limit in card.limits)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _usage(card: Card) -> str:
+    more = "" if card.workers is None else f", worker_deltas=leaves [{card.workers}, …]"
+    lines = [
+        "import laconic",
+        f'published = laconic.load("{card.name}")',
+        f"tx = published.optax()  # tx.update(mean_delta, state, params{more}), as any optax optimizer",
+    ]
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _table(headers: Iterable[str], rows: list[tuple]) -> str:
+    names = tuple(headers)
+    lines = [names, ("---",) * len(names), *rows]
+    return "\n".join(f"| {' | '.join('–' if x is None else _prose(str(x)) for x in line)} |" for line in lines)
+
+
+def _prose(text: str) -> str:
+    """Text as Markdown that shows it: no HTML, and no end of a table's cell."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

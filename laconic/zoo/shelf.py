@@ -1,0 +1,63 @@
+"""The shelf of published optimizers: which there are, where their files lie, and copies of them for others."""
+
+import os
+from pathlib import Path
+
+from laconic.errors import LaconicError, unknown
+from laconic.store import atomic, runlog
+from laconic.zoo.card import Card, to_json, to_markdown
+from laconic.zoo.published import SUFFIX, Published, read, read_meta
+
+CARD_SUFFIXES = (".json", ".md")  # what `export` writes beside the weights
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+def load(name_or_path: str | os.PathLike[str]) -> Published:
+    """A published optimizer by its name, or from a file: anything with a separator or ending in .safetensors."""
+    return read(_locate(name_or_path))
+
+
+def published() -> list[str]:
+    """The names of the optimizers that come with the package."""
+    return sorted(path.stem for path in WEIGHTS.glob(f"*{SUFFIX}"))
+
+
+def cards() -> dict[str, Card]:
+    """Their cards by name."""
+    return {name: read_meta(_locate(name))[1] for name in published()}
+
+
+def export(name_or_path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
+    """Copy the weights into a folder and write the card beside them, as Markdown and as JSON; overwrite nothing."""
+    source = _locate(name_or_path)
+    card = read(source).card
+    weights, page, data = targets = [Path(folder) / f"{card.name}{end}" for end in (SUFFIX, ".md", ".json")]
+    present = [str(path) for path in targets if os.path.lexists(path)]
+    if present:
+        raise LaconicError(f"{', '.join(present)} exists already and would be overwritten: export to another folder.")
+    atomic.write_bytes(weights, source.read_bytes())
+    atomic.write_text(page, to_markdown(card))
+    runlog.write_json(data, to_json(card))
+    return targets
+
+
+def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file meant, which need not exist if it was given as a path."""
+    text = os.fspath(name_or_path)
+    separators = {"/", os.sep, os.altsep or os.sep}
+    is_path = isinstance(name_or_path, os.PathLike) or text.endswith((SUFFIX, *CARD_SUFFIXES))
+    if not is_path and not any(s in text for s in separators):
+        names = published()
+        if not names:
+            raise LaconicError(
+                f"no optimizer is published with this laconic: {text!r} needs the path of a {SUFFIX} file."
+            )
+        if text not in names:
+            raise unknown("published optimizer", text, names)
+        return WEIGHTS / f"{text}{SUFFIX}"
+    path = Path(text)
+    if path.suffix in CARD_SUFFIXES and os.path.isfile(path):
+        weights = path.with_suffix(SUFFIX)
+        advice = f"give {weights}" if os.path.isfile(weights) else f"{weights} is missing, and it is the one to load"
+        raise LaconicError(f"{path} is only a card, without weights: {advice}.")
+    return path
