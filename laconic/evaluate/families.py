@@ -1,0 +1,96 @@
+"""Families of a sweep: a client and an outer optimizer from traced numbers. Adding one is a function and a line."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optax
+
+from laconic.client import LOCAL_OPTIMIZERS, Client, gradient_client, local_client
+from laconic.errors import LaconicError, unknown
+from laconic.outer import OUTER, OuterOptimizer, from_optax
+from laconic.tasks.base import Task
+
+Number = Any  # a traced float32
+Numbers = Mapping[str, float]  # a grid point: hyper-parameter → value
+Parts = tuple[Client, OuterOptimizer]
+
+DECAYS = {"beta", "momentum"}  # in [0, 1); every other hyper-parameter is a rate, above 0
+
+
+def local_sgd(task: Task, gamma: Number) -> Parts:
+    """Stich (2019)."""
+    return local_client(task, optax.sgd(gamma)), OUTER["average"].make()
+
+
+def slowmo(task: Task, gamma: Number, alpha: Number, beta: Number) -> Parts:
+    """Wang et al. (2019)."""
+    return local_client(task, optax.sgd(gamma)), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
+
+
+def diloco(task: Task, gamma: Number, lr: Number, momentum: Number) -> Parts:
+    """Douillard et al. (2024)."""
+    client = local_client(task, LOCAL_OPTIMIZERS["adamw"](gamma, 0.0))
+    return client, OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
+
+
+def synchronous_sgd(task: Task, alpha: Number) -> Parts:
+    """One gradient at batch K·H·B a round."""
+    return gradient_client(task), from_optax(optax.sgd(alpha))
+
+
+def synchronous_adam(task: Task, alpha: Number) -> Parts:
+    """One gradient at batch K·H·B a round."""
+    return gradient_client(task), from_optax(optax.adam(alpha))
+
+
+def _adaptive(name: str) -> Callable[..., Parts]:
+    """Reddi et al. (2020), with their own constants but for the two rates."""
+
+    def make(task: Task, gamma: Number, eta: Number) -> Parts:
+        return local_client(task, optax.sgd(gamma)), OUTER[name].make(eta=eta)
+
+    return make
+
+
+FAMILIES: dict[str, Callable[..., Parts]] = {
+    "local-sgd": local_sgd,
+    "slowmo": slowmo,
+    "diloco": diloco,
+    "fedadam": _adaptive("fedadam"),
+    "fedyogi": _adaptive("fedyogi"),
+    "fedadagrad": _adaptive("fedadagrad"),
+    "sgd": synchronous_sgd,
+    "adam": synchronous_adam,
+}
+
+
+def names_of(method: str) -> tuple[str, ...]:
+    """The hyper-parameters of a family, in the order of its function."""
+    if method not in FAMILIES:
+        raise unknown("method of a sweep", method, FAMILIES)
+    return tuple(name for name in inspect.signature(FAMILIES[method]).parameters if name != "task")
+
+
+def check_point(method: str, point: Numbers) -> None:
+    """Raise unless the point has every hyper-parameter of the family, no other, and each in its range."""
+    names = names_of(method)
+    for name, value in point.items():
+        if name not in names:
+            raise unknown(f"hyper-parameter of {method}", name, names)
+        with np.errstate(over="ignore", under="ignore"):
+            kept = float(np.float32(value))  # what the program will see
+        if name in DECAYS and not 0 <= kept < 1:
+            raise LaconicError(f"{method}: {name} must be at least 0 and below 1, got {value}.")
+        if name not in DECAYS and not 0 < kept < math.inf:
+            raise LaconicError(f"{method}: {name} must be positive and finite, got {value}.")
+    missing = [name for name in names if name not in point]
+    if missing:
+        raise LaconicError(f"{method} has the hyper-parameters {', '.join(names)}: give {', '.join(missing)} too.")
+
+
+def spec_of(method: str, point: Numbers) -> str:
+    """The point as `laconic compare` would be told it, in full precision."""
+    return f"{method}:{','.join(f'{name}={float(point[name])!r}' for name in names_of(method))}"
