@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from laconic.errors import LaconicError, unknown
-from laconic.outer import features
+from laconic.outer import features, fused
 from laconic.outer.base import OuterOptimizer
 from laconic.outer.tiles import Walk, default_tile
 
@@ -204,7 +204,10 @@ def tensor_step(
         "w0": features.normaliser(sums / param.size)[:, None] * theta["w0"][:count],
         "b0": theta["b0"] + time @ theta["w0"][count:],
     }
-    step = walk.fill(lambda f: _mlp(theta | first, groups(f)), fields)
+    if fused.serves(jax.default_backend(), theta["b0"].size, ada):
+        step = fused.learned_step(theta | first, fields, LAMBDA)
+    else:
+        step = walk.fill(lambda f: _mlp(theta | first, groups(f)), fields)
     return features.from_view(view, step, param.shape)
 
 

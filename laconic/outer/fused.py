@@ -1,0 +1,140 @@
+"""The learned step of one tensor as a single GPU kernel: features, MLP and output without touching memory in between.
+
+The tensor is seen as [L, A, B], its two factored axes last. Features that are the same along a row or a column enter the
+first layer as precomputed vectors; the per-parameter ones are formed in registers from the raw fields (Δ, W, m, v), so
+per parameter only those are read and one number is written. Letters: N hidden units · j a block of columns.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from laconic.outer.features import Ada, Fields
+
+BLOCK = 128  # columns that a program works on at a time
+ROWS = 4  # rows that a program goes through
+
+
+class First(NamedTuple):
+    """The first layer taken apart: weights [n, N] of the per-parameter features, and what rows and columns add."""
+
+    deltas: jax.Array  # [n, N]
+    parameter: jax.Array  # [15, N]: W, m₁₋₃, v, m·v^-½ ₁₋₃, v^-½, scaled Δ₁₋₃, scaled m₁₋₃
+    by_row: jax.Array  # [L, A, N], the bias included
+    by_column: jax.Array  # [L, N, B]
+
+
+class Layers(NamedTuple):
+    """The second and third layer, as [out, in]."""
+
+    w1: jax.Array
+    b1: jax.Array
+    w2: jax.Array
+    b2: jax.Array
+
+
+class Raw(NamedTuple):
+    """What is read for each parameter, and the factors of its row [3, L, A] and column [3, L, B]."""
+
+    deltas: jax.Array  # [n, L, A, B]
+    mean: jax.Array | None  # [L, A, B]; None if it is the only delta
+    parameter: jax.Array
+    m: jax.Array  # [3, L, A, B]
+    v: jax.Array
+    row_factors: jax.Array
+    col_factors: jax.Array
+
+
+def serves(backend: str, hidden: int, ada: Ada | None) -> bool:
+    """Whether the kernel can take this tensor: NVIDIA GPUs, factored accumulators, a width that Triton can multiply."""
+    return backend == "gpu" and ada is not None and ada.col is not None and hidden >= 16 and hidden & (hidden - 1) == 0
+
+
+def learned_step(theta: dict[str, jax.Array], f: Fields, output_scale: float, interpret: bool = False) -> jax.Array:
+    """The step [1, L, A, B] from a factored tensor's fields; φ's first layer has normalisers and time folded in."""
+    n = f.deltas.shape[0]
+    deltas, parameter, row, col, rsqrt_row, rsqrt_col, momenta = jnp.split(
+        theta["w0"], [n, n + 12, n + 15, n + 18, n + 21, n + 24]
+    )
+    # The paper's row accumulators average over the largest axis, which may be A: then they run along the columns.
+    sides = [(f.row, f.delta_factors[0], row, rsqrt_row), (f.col, f.delta_factors[1], col, rsqrt_col)]
+    along_a = f.row.shape[2:] == (f.param.shape[2], 1)
+    (rows, row_factors, *w_row), (cols, col_factors, *w_col) = sides if along_a else sides[::-1]
+    both = lambda x: jnp.concatenate([x, jax.lax.rsqrt(x + 1e-8)])
+    by_row = jnp.einsum("fn,fla->lan", jnp.concatenate(w_row), both(rows)[..., 0]) + theta["b0"][None, None, :]
+    by_column = jnp.einsum("fn,flb->lnb", jnp.concatenate(w_col), both(cols)[:, :, 0])
+    first = First(deltas, jnp.concatenate([parameter, momenta]), by_row, by_column)
+    layers = Layers(theta["w1"].T, theta["b1"], theta["w2"].T, theta["b2"])
+    mean = None if n == 1 else f.mean[0]
+    raw = Raw(f.deltas, mean, f.param[0], f.m, f.v[0], row_factors[..., 0], col_factors[:, :, 0])
+    return fused_step(first, layers, raw, output_scale, interpret)[None]
+
+
+def fused_step(first: First, layers: Layers, raw: Raw, output_scale: float, interpret: bool = False) -> jax.Array:
+    """λ·d·exp(λ·m) for every parameter [L, A, B], λ being `output_scale`."""
+    L, A, B = raw.parameter.shape
+    block = min(BLOCK, max(16, pl.next_power_of_2(B)))
+    arrays = [x for x in (*first, *layers, *raw) if x is not None]
+    whole = [pl.BlockSpec(x.shape, partial(_origin, x.ndim)) for x in arrays]
+    run = pl.pallas_call(
+        partial(_kernel, raw.mean is not None, block, output_scale),
+        grid=(pl.cdiv(L * A, ROWS), pl.cdiv(B, block)),
+        in_specs=whole,
+        out_specs=pl.BlockSpec((L, A, B), partial(_origin, 3)),
+        out_shape=jax.ShapeDtypeStruct((L, A, B), jnp.float32),
+        interpret=interpret,
+        name="learned_step",
+        **({} if interpret else {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=1)}),
+    )
+    return run(*arrays)
+
+
+def _origin(axes: int, *grid: Any) -> tuple[int, ...]:
+    return (0,) * axes
+
+
+def _kernel(separate_mean: bool, block: int, output_scale: float, *refs: Any) -> None:
+    """Program (i, j): `ROWS` rows from i on, one block of columns."""
+    w_deltas, w_parameter, by_row, by_column, w1, b1, w2, b2, deltas, *rest, out = refs
+    mean, rest = (rest[0], rest[1:]) if separate_mean else (None, rest)
+    parameter, m, v, row_factors, col_factors = rest
+    L, A, B = parameter.shape
+    columns = pl.program_id(1) * block + jnp.arange(block)
+    inside = columns < B
+    dot = partial(jnp.dot, preferred_element_type=jnp.float32)
+
+    for r in range(ROWS):
+        i = pl.program_id(0) * ROWS + r
+        live = inside & (i < L * A)
+        a, layer = jax.lax.rem(i, A), jnp.minimum(jax.lax.div(i, A), L - 1)
+        read = lambda ref, *lead: triton.load(ref.at[(*lead, layer, a, columns)], mask=live, other=0.0)
+        h = by_row[layer, a, :][:, None] + _tile(by_column, layer, columns, inside)
+        delta_n = [read(deltas, k) for k in range(deltas.shape[0])]
+        for k, delta in enumerate(delta_n):
+            h += w_deltas[k, :][:, None] * delta[None, :]
+        delta = delta_n[0] if mean is None else read(mean)
+        factors = [
+            row_factors[c, layer, a] * triton.load(col_factors.at[c, layer, columns], mask=inside, other=0.0)
+            for c in range(3)
+        ]
+        m_3, v_1 = [read(m, c) for c in range(3)], read(v)
+        rsqrt_v = jax.lax.rsqrt(v_1 + 1e-6)
+        features = [read(parameter), *m_3, v_1, *(x * rsqrt_v for x in m_3), rsqrt_v]
+        features += [delta * f for f in factors] + [x * f for x, f in zip(m_3, factors, strict=True)]
+        for f, feature in enumerate(features):
+            h += w_parameter[f, :][:, None] * feature[None, :]
+        h = jnp.maximum(dot(w1[...], jnp.maximum(h, 0.0)) + b1[...][:, None], 0.0)
+        direction = jnp.sum(w2[0, :][:, None] * h, axis=0) + b2[0]
+        magnitude = jnp.sum(w2[1, :][:, None] * h, axis=0) + b2[1]
+        step = output_scale * direction * jnp.exp(output_scale * magnitude)
+        triton.store(out.at[layer, a, columns], step, mask=live)
+
+
+def _tile(by_column: Any, layer: jax.Array, columns: jax.Array, inside: jax.Array) -> jax.Array:
+    hidden = jnp.arange(by_column.shape[1])
+    place = by_column.at[layer, hidden[:, None], columns[None, :]]
+    return triton.load(place, mask=jnp.broadcast_to(inside[None, :], (hidden.size, columns.size)), other=0.0)
