@@ -1,0 +1,81 @@
+"""What a gradient estimator is, and the bookkeeping all of them share: runs that end and begin anew.
+
+Estimators keep N groups of training runs under way (for the antithetic ones a group is a pair, + and −). Each group has
+its own key, its own length κ and its own count c of rounds; it begins anew once c ≥ κ, and only between truncations, so
+the unroll itself has no branches. What is random about group i depends on (key, i) alone: where it runs changes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from laconic.meta.horizon import Horizon
+from laconic.meta.problem import InnerProblem
+from laconic.outer.learned import Theta
+
+
+class Metrics(NamedTuple):
+    """What each group showed in a truncation, all [N]: its mean capped loss, and whether it began anew after it."""
+
+    loss: jax.Array
+    reset: jax.Array
+
+
+class GradientEstimator(NamedTuple):
+    """init: (φ, key) → state · estimate: (φ, state, key) → (gradient, state, metrics).
+
+    Every leaf of the state has the groups along its first axis, and the gradient is a mean over groups: so a part of
+    the groups gives a part of the gradient, on whichever device it lies.
+    """
+
+    init: Callable[[Theta, jax.Array], Any]
+    estimate: Callable[[Theta, Any, jax.Array], tuple[Theta, Any, Metrics]]
+
+
+class Clock(NamedTuple):
+    """A group's number, the rounds c it has done and the rounds κ it lives, all [N]."""
+
+    group: jax.Array
+    done: jax.Array
+    horizon: jax.Array
+
+
+def start_clocks(groups: int, horizon: Horizon, key: jax.Array) -> Clock:
+    """Everyone with its own κ, and c already somewhere below it, so that ends do not fall together."""
+    ids_N = jnp.arange(groups)
+
+    def one(group: jax.Array) -> Clock:
+        length_key, offset_key = jax.random.split(jax.random.fold_in(key, group))
+        length = horizon.sample(length_key)
+        return Clock(group, jax.random.randint(offset_key, (), 0, length, dtype=jnp.int32), length)
+
+    return jax.vmap(one)(ids_N)
+
+
+def group_keys(clock: Clock, key: jax.Array) -> jax.Array:
+    """Three keys a group [N, 3]: for its noise, its next run and its next horizon."""
+    return jax.vmap(lambda group: jax.random.split(jax.random.fold_in(key, group), 3))(clock.group)
+
+
+def tick(clock: Clock, truncation: int, hopeless_N: jax.Array, horizon: Horizon, keys_N: jax.Array) -> tuple:
+    """After a truncation (Algorithm 2's c and κ) → the clocks, and who begins anew [N]."""
+    done = clock.done + truncation
+    over = (done >= clock.horizon) | hopeless_N
+    fresh = jax.vmap(horizon.sample)(keys_N)
+    return Clock(clock.group, jnp.where(over, 0, done), jnp.where(over, fresh, clock.horizon)), over
+
+
+def where_N(flag_N: jax.Array, yes: Any, no: Any) -> Any:
+    """`yes` where a group's flag is set, else `no`, for trees with leaves [N, …]."""
+
+    def pick(y: jax.Array, n: jax.Array) -> jax.Array:
+        return jnp.where(flag_N.reshape(-1, *[1] * (n.ndim - 1)), y, n)
+
+    return jax.tree.map(pick, yes, no)
+
+
+def begin_all(problem: InnerProblem, theta: Theta, keys_N: jax.Array) -> Any:
+    """A new run for every group, leaves [N, …]."""
+    return jax.vmap(lambda key: problem.begin(theta, key))(keys_N)

@@ -1,0 +1,145 @@
+"""Persistent evolution strategies (Vicol et al., 2021; the paper's Algorithm 2), and plain evolution strategies.
+
+N antithetic pairs, σ the perturbations' standard deviation. In each truncation of T rounds a pair draws ε ~ N(0, σ²I),
+goes on with its two runs under φ + ε and φ − ε on the same data, and sees their mean losses L⁺ and L⁻:
+
+    ξ ← ξ + ε        (PES: all that perturbed this run so far; 0 when it begins anew)
+    ξ ← ε            (ES: only this truncation's)
+    g = 1/N Σ ξ·(L⁺ − L⁻) / (2σ²)
+
+PES is an unbiased estimate of the gradient of the smoothed loss of whole runs; ES forgets how earlier truncations led to
+this one, which makes it short-sighted unless a truncation is a whole run. N pairs are the paper's 2N particles.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from laconic.errors import LaconicError, require_positive
+from laconic.meta.estimator import (
+    Clock,
+    GradientEstimator,
+    Metrics,
+    begin_all,
+    group_keys,
+    start_clocks,
+    tick,
+    where_N,
+)
+from laconic.meta.horizon import Horizon
+from laconic.meta.problem import InnerProblem, capped
+from laconic.outer.learned import Theta
+
+SIGNS = (1.0, -1.0)
+
+
+class Pairs(NamedTuple):
+    """The runs of N pairs: leaves of `runs` are [N, 2, …], of `xi` [N, …]."""
+
+    runs: Any
+    xi: Theta
+    clock: Clock
+
+
+def pes(
+    problem: InnerProblem,
+    *,
+    pairs: int = 8,
+    truncation: int = 50,
+    sigma: float = 0.01,
+    horizon: Horizon = Horizon(),
+    reset_diverged: bool = True,
+) -> GradientEstimator:
+    """Persistent evolution strategies; `reset_diverged` ends a pair early once both its runs sit at the ceiling."""
+    return _antithetic(problem, _persist, pairs, truncation, sigma, horizon, reset_diverged)
+
+
+def es(
+    problem: InnerProblem,
+    *,
+    pairs: int = 8,
+    truncation: int = 50,
+    sigma: float = 0.01,
+    horizon: Horizon = Horizon(),
+    reset_diverged: bool = True,
+) -> GradientEstimator:
+    """Truncated evolution strategies; with `Horizon(truncation, truncation)` every unroll is a whole run."""
+    return _antithetic(problem, _forget, pairs, truncation, sigma, horizon, reset_diverged)
+
+
+def _persist(xi: jax.Array, eps: jax.Array) -> jax.Array:
+    return xi + eps
+
+
+def _forget(xi: jax.Array, eps: jax.Array) -> jax.Array:
+    return eps
+
+
+def _antithetic(
+    problem: InnerProblem,
+    remember: Callable[[jax.Array, jax.Array], jax.Array],
+    pairs: int,
+    truncation: int,
+    sigma: float,
+    horizon: Horizon,
+    reset_diverged: bool,
+) -> GradientEstimator:
+    require_positive(pairs=pairs, truncation=truncation, sigma=sigma)
+    if truncation > horizon.longest:
+        raise LaconicError(f"a truncation of {truncation} rounds is longer than the longest run, {horizon.longest}.")
+
+    def init(theta: Theta, key: jax.Array) -> Pairs:
+        clock = start_clocks(pairs, horizon, jax.random.fold_in(key, 0))
+        keys_N3 = group_keys(clock, jax.random.fold_in(key, 1))
+        return Pairs(twice(begin_all(problem, theta, keys_N3[:, 1])), _zeros(theta, pairs), clock)
+
+    def estimate(theta: Theta, state: Pairs, key: jax.Array) -> tuple[Theta, Pairs, Metrics]:
+        keys_N3 = group_keys(state.clock, key)
+        eps = jax.vmap(partial(perturbation, theta, sigma))(keys_N3[:, 0])
+        runs, losses_N2 = jax.vmap(partial(_unroll_pair, problem, theta, truncation))(state.runs, eps)
+        xi = jax.tree.map(remember, state.xi, eps)
+        gradient = jax.tree.map(partial(_correlate, losses_N2, sigma), xi)
+        hopeless_N = jnp.all(losses_N2 >= problem.ceiling * (1 - 1e-6), axis=1) & reset_diverged
+        clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
+        fresh = twice(begin_all(problem, theta, keys_N3[:, 1]))
+        runs, xi = where_N(over_N, (fresh, _zeros(xi, None)), (runs, xi))
+        return gradient, Pairs(runs, xi, clock), Metrics(jnp.mean(losses_N2, axis=1), over_N)
+
+    return GradientEstimator(init, estimate)
+
+
+def perturbation(theta: Theta, sigma: float, key: jax.Array) -> Theta:
+    """ε ~ N(0, σ²I) in the shape of φ; one long draw cut up, because each separate one would be compiled anew."""
+    flat, unflatten = ravel_pytree(theta)
+    return unflatten(sigma * jax.random.normal(key, flat.shape, flat.dtype))
+
+
+def twice(tree: Any) -> Any:
+    """[N, …] → [N, 2, …]: both signs of a pair begin alike."""
+    return jax.tree.map(lambda x: jnp.stack([x, x], axis=1), tree)
+
+
+def _unroll_pair(problem: InnerProblem, theta: Theta, truncation: int, runs: Any, eps: Theta) -> tuple[Any, jax.Array]:
+    """Both signs of one pair, on the same items → their runs and mean capped losses [2]."""
+    items = problem.draw(jax.tree.map(lambda x: x[0], runs), truncation)
+
+    def one(sign: jax.Array, run: Any) -> tuple[Any, jax.Array]:
+        perturbed = jax.tree.map(lambda t, e: t + sign * e, theta, eps)
+        run, losses_T = problem.unroll(perturbed, run, items)
+        return run, jnp.mean(capped(losses_T, problem.ceiling))
+
+    return jax.vmap(one)(jnp.asarray(SIGNS), runs)
+
+
+def _correlate(losses_N2: jax.Array, sigma: float, xi_N: jax.Array) -> jax.Array:
+    difference_N = (losses_N2[:, 0] - losses_N2[:, 1]) / (2 * sigma**2)
+    return jnp.mean(xi_N * difference_N.reshape(-1, *[1] * (xi_N.ndim - 1)), axis=0)
+
+
+def _zeros(tree: Theta, groups: int | None) -> Theta:
+    """Zeros like the tree, with an axis for groups in front if their number is given."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape if groups is None else (groups, *x.shape), x.dtype), tree)

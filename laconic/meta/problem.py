@@ -1,0 +1,133 @@
+"""The inner problem: a training run whose rounds depend on φ, as gradient estimators see it.
+
+A problem knows nothing of perturbations or truncations. It begins a run, draws the data of its next rounds, and unrolls
+them with some φ into one loss a round (the meta-loss of the paper's section 4.1). Everything random about a run hangs on
+the run's own key and round, so two runs begun with the same key see the same weights and data whatever their φ is.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from laconic.client import LocalOptimizer, local_client
+from laconic.compress import parse_compressor
+from laconic.data.feed import Resident
+from laconic.errors import LaconicError, require_positive
+from laconic.outer.learned import LearnedOptimizer, Theta
+from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+from laconic.tasks.base import Task
+from laconic.workers import Simulated
+
+VALIDATION, PRESENCE = 1 << 20, (1 << 20) + 1  # streams beside the workers' own, whose ids are smaller
+
+
+class InnerProblem(NamedTuple):
+    """begin: (φ, key) → run · draw: (run, rounds) → items [rounds, …] · unroll: (φ, run, items) → (run, losses).
+
+    `ceiling` is where a loss is cut off, and what a NaN counts as; ∞ if nothing is cut.
+    """
+
+    begin: Callable[[Theta, jax.Array], Any]
+    draw: Callable[[Any, int], Any]
+    unroll: Callable[[Theta, Any, Any], tuple[Any, jax.Array]]
+    ceiling: float = math.inf
+
+
+@dataclass(frozen=True)
+class Inner:
+    """One task of meta-training, in numbers: K workers, H local steps of B examples, and how they talk.
+
+    dropout:   the probability that a worker is missing from a round
+    objective: "train" is the mean of the K·H local losses of a round, before the server's step; "valid" is the loss on
+               a batch of the validation split after it
+    """
+
+    task: str = "fmnist-mlp2"
+    workers: int = 8
+    local_steps: int = 4
+    batch: int = 128
+    local: LocalOptimizer = LocalOptimizer()
+    compress: str = "dense"
+    dropout: float = 0.0
+    objective: Literal["train", "valid"] = "train"
+
+    def __post_init__(self) -> None:
+        require_positive(workers=self.workers, local_steps=self.local_steps, batch=self.batch)
+        if not 0 <= self.dropout < 1:
+            raise LaconicError(f"dropout is the probability that a worker is missing, below 1; got {self.dropout}.")
+        if self.objective not in ("train", "valid"):
+            raise LaconicError(f"the objective is 'train' or 'valid', got {self.objective!r}.")
+        parse_compressor(self.compress)
+
+
+def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner) -> InnerProblem:
+    """Communication rounds on `task` with the outer optimizer `learned(φ)`."""
+    check_fits(task, learned, inner)
+    feed, K = task.feed, inner.workers
+    assert isinstance(feed, Resident)
+    workers = Simulated(local_client(task, inner.local.optax()), parse_compressor(inner.compress))
+
+    def begin(theta: Theta, key: jax.Array) -> RoundState:
+        return init_round(task, workers, Server(learned(theta)), K, key)
+
+    def draw_round(state: RoundState) -> tuple[Items, jax.Array | None]:
+        items = draw_items(feed, state, K, inner.local_steps, inner.batch)
+        if inner.dropout:
+            items = items._replace(present=presence(state, K, inner.dropout))
+        valid_key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), VALIDATION)
+        return items, feed.sample(valid_key, (inner.batch,), "valid") if inner.objective == "valid" else None
+
+    def draw(state: RoundState, rounds: int) -> tuple[Items, jax.Array | None]:
+        return jax.vmap(lambda r: draw_round(state._replace(round=r)))(state.round + jnp.arange(rounds))
+
+    def unroll(theta: Theta, state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
+        server = Server(learned(theta))
+
+        def one_round(state: RoundState, item: tuple[Items, jax.Array | None]) -> tuple[RoundState, jax.Array]:
+            state, losses_KH = communication_round(workers, server, state, item[0])
+            if item[1] is None:
+                return state, mean_loss(losses_KH, item[0].present)
+            batch = feed.take(item[1], "valid")
+            return state, task.evaluate(state.shared.params, state.shared.model_state, batch)["loss"]
+
+        return jax.lax.scan(one_round, state, items)
+
+    ceiling = math.inf if task.classes is None else 1.5 * math.log(task.classes)
+    return InnerProblem(begin, draw, unroll, ceiling)
+
+
+def presence(state: RoundState, K: int, dropout: float) -> jax.Array:
+    """Who takes part in this round [K]: each with probability 1 − dropout, and always somebody."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PRESENCE)
+    uniform_K = jax.random.uniform(key, (K,))
+    return ((uniform_K >= dropout) | (uniform_K == jnp.max(uniform_K))).astype(jnp.float32)
+
+
+def mean_loss(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
+    """The mean of a round's local losses, over the workers that were there."""
+    if present_K is None:
+        return jnp.mean(losses_KH)
+    here = present_K > 0
+    return jnp.sum(jnp.where(here, jnp.mean(losses_KH, axis=1), 0)) / jnp.sum(present_K)
+
+
+def capped(losses: jax.Array, ceiling: float) -> jax.Array:
+    """Losses within [0, ceiling]; NaN counts as the ceiling."""
+    return jnp.clip(jnp.where(jnp.isnan(losses), ceiling, losses), 0, ceiling)
+
+
+def check_fits(task: Task, learned: LearnedOptimizer, inner: Inner) -> None:
+    """Refuse what cannot be unrolled before anything is compiled."""
+    if not isinstance(task.feed, Resident):
+        raise LaconicError(f"meta-training re-reads its data all the time, and {task.name!r} streams it: use a subset.")
+    if learned.workers is not None and learned.workers != inner.workers:
+        raise LaconicError(
+            f"{learned.architecture} sees each worker's delta and is made for K = {learned.workers} workers, but "
+            f"{task.name!r} is set for {inner.workers}: give all tasks of one {learned.architecture} the same K."
+        )
+    if inner.objective == "valid" and "valid" not in task.feed.splits:
+        raise LaconicError(f"{task.name!r} has no validation split, so its validation loss cannot be the objective.")
