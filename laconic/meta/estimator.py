@@ -35,11 +35,12 @@ class GradientEstimator(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A group's number, the rounds c it has done and the rounds κ it lives, all [N]."""
+    """A group's number, the rounds c its run has done, the rounds κ it lives, and the outer steps so far, all [N]."""
 
     group: jax.Array
     done: jax.Array
     horizon: jax.Array
+    age: jax.Array
 
 
 def start_clocks(groups: int, horizon: Horizon, key: jax.Array) -> Clock:
@@ -49,7 +50,8 @@ def start_clocks(groups: int, horizon: Horizon, key: jax.Array) -> Clock:
     def one(group: jax.Array) -> Clock:
         length_key, offset_key = jax.random.split(jax.random.fold_in(key, group))
         length = horizon.sample(length_key)
-        return Clock(group, jax.random.randint(offset_key, (), 0, length, dtype=jnp.int32), length)
+        offset = jax.random.randint(offset_key, (), 0, length, dtype=jnp.int32)
+        return Clock(group, offset, length, jnp.int32(0))
 
     return jax.vmap(one)(ids_N)
 
@@ -63,8 +65,8 @@ def tick(clock: Clock, truncation: int, hopeless_N: jax.Array, horizon: Horizon,
     """After a truncation (Algorithm 2's c and κ) → the clocks, and who begins anew [N]."""
     done = clock.done + truncation
     over = (done >= clock.horizon) | hopeless_N
-    fresh = jax.vmap(horizon.sample)(keys_N)
-    return Clock(clock.group, jnp.where(over, 0, done), jnp.where(over, fresh, clock.horizon)), over
+    fresh = jax.vmap(horizon.sample)(keys_N, clock.age)
+    return Clock(clock.group, jnp.where(over, 0, done), jnp.where(over, fresh, clock.horizon), clock.age + 1), over
 
 
 def where_N(flag_N: jax.Array, yes: Any, no: Any) -> Any:

@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton
 from laconic.outer.features import Ada, Fields
 
 BLOCK = 128  # columns that a program works on at a time
-ROWS = 4  # rows that a program goes through
+ROWS = 1  # rows that a program goes through: more took longer on an H200
 
 
 class First(NamedTuple):
@@ -111,7 +111,7 @@ def _kernel(separate_mean: bool, block: int, output_scale: float, *refs: Any) ->
         i = pl.program_id(0) * ROWS + r
         live = inside & (i < L * A)
         a, layer = jax.lax.rem(i, A), jnp.minimum(jax.lax.div(i, A), L - 1)
-        read = lambda ref, *lead: triton.load(ref.at[(*lead, layer, a, columns)], mask=live, other=0.0)
+        read = partial(_read, layer, a, columns, live)
         h = by_row[layer, a, :][:, None] + _tile(by_column, layer, columns, inside)
         delta_n = [read(deltas, k) for k in range(deltas.shape[0])]
         for k, delta in enumerate(delta_n):
@@ -132,6 +132,10 @@ def _kernel(separate_mean: bool, block: int, output_scale: float, *refs: Any) ->
         magnitude = jnp.sum(w2[1, :][:, None] * h, axis=0) + b2[1]
         step = output_scale * direction * jnp.exp(output_scale * magnitude)
         triton.store(out.at[layer, a, columns], step, mask=live)
+
+
+def _read(layer: jax.Array, a: jax.Array, columns: jax.Array, live: jax.Array, ref: Any, *lead: int) -> jax.Array:
+    return triton.load(ref.at[(*lead, layer, a, columns)], mask=live, other=0.0)
 
 
 def _tile(by_column: Any, layer: jax.Array, columns: jax.Array, inside: jax.Array) -> jax.Array:

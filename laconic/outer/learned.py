@@ -204,7 +204,7 @@ def tensor_step(
         "w0": features.normaliser(sums / param.size)[:, None] * theta["w0"][:count],
         "b0": theta["b0"] + time @ theta["w0"][count:],
     }
-    if fused.serves(jax.default_backend(), theta["b0"].size, ada):
+    if isinstance(fields, features.Fields) and fused.serves(jax.default_backend(), theta["b0"].size, ada):
         step = fused.learned_step(theta | first, fields, LAMBDA)
     else:
         step = walk.fill(lambda f: _mlp(theta | first, groups(f)), fields)

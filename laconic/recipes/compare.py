@@ -1,8 +1,6 @@
 """Carrying a comparison out: everything checked first, a folder made, and taken up again after a stop."""
 
 import math
-import re
-import time
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -12,14 +10,15 @@ import jax
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import CHECKPOINT, RECORDS, Observer, Options, Silent, prepare, run_comparison
+from laconic.evaluate.compare import RECORDS, Observer, Options, Silent, prepare, run_comparison
 from laconic.evaluate.run import TOPOLOGIES, Setting, local_step_seconds
 from laconic.evaluate.timing import Link, parse_duration, parse_link
 from laconic.recipes.config import CompareConfig, command_of
+from laconic.recipes.folder import describe, new_folder
 from laconic.recipes.methods import parse_method
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance, read
-from laconic.tasks.base import Task, count_parameters
+from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source
 from laconic.workers import worker_mesh
 
@@ -47,12 +46,12 @@ def compare(
         options = replace(options, step_seconds=local_step_seconds(task, config.batch))
     if "test" not in task.feed.splits:
         observer.note(f"{task.name} has no test split, so no test loss or accuracy is shown.")
-    folder = _new_folder(config)
+    folder = new_folder(config.out, config.task)
     RunLog(folder / RECORDS).append(
         "run",
         config=_json(replace(config, out=folder)),
         command=command,
-        task=_describe(task, source),
+        task=describe(task, source),
         step_seconds=options.step_seconds,
         provenance=provenance(),
     )
@@ -80,9 +79,9 @@ def resume(
     source = OWN_TASK
     if task is None:
         task, source = make_task_and_source(config.task)
-    if _describe(task, source) != header["task"]:
+    if describe(task, source) != header["task"]:
         raise LaconicError(
-            f"{folder} was begun on {header['task']}, and now it is {_describe(task, source)}; start anew."
+            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; start anew."
         )
     now, then = provenance(), header["provenance"]
     for what in ("commit", "versions", "device"):
@@ -137,31 +136,6 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
     mesh = worker_mesh(config.devices) if config.devices > 1 else None
     options = Options(config.topology, link, step, config.target_loss, config.on_nan == "continue", mesh)
     return setting, options, methods
-
-
-def _new_folder(config: CompareConfig) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.task)
-    folder = config.out or Path("runs") / f"{name}-{stamp}"
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-        hint = f" or go on with --resume {folder}" if taken and (folder / RECORDS).exists() else ""
-        if taken:
-            raise LaconicError(
-                f"{folder} is already there and not empty; nothing is overwritten. Choose another --out{hint}."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{CHECKPOINT}.probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise LaconicError(f"cannot write to {folder}: {error.strerror}. Choose another folder with --out.") from None
-    return folder
-
-
-def _describe(task: Task, source: str) -> dict[str, Any]:
-    params, _ = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
-    return {"name": task.name, "parameters": count_parameters(params), "classes": task.classes, "source": source}
 
 
 def _json(config: CompareConfig) -> dict[str, Any]:

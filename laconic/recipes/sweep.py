@@ -13,8 +13,8 @@ from laconic.evaluate.ranking import Rule
 from laconic.evaluate.run import Setting
 from laconic.evaluate.sweep import Sweep, check_sweep, chunks_of, run_sweep
 from laconic.evaluate.sweep_report import heat_map, ranking_table
-from laconic.recipes.compare import OWN_TASK, _describe, _new_folder
-from laconic.recipes.config import CompareConfig
+from laconic.recipes.compare import OWN_TASK
+from laconic.recipes.folder import describe, new_folder
 from laconic.recipes.grids import Point, parse_grid, without_repeats
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance, read
@@ -122,12 +122,12 @@ def sweep(
         config = replace(config, task=task.name)
     engine = Sweep(task, config.method, setting)
     check_sweep(engine, [*grid, *extra], rule)
-    folder = _new_folder(CompareConfig(task=f"sweep-{config.method}-{config.task}", out=config.out))
+    folder = new_folder(config.out, f"sweep-{config.method}-{config.task}")
     RunLog(folder / RECORDS).append(
         "run",
         config={**asdict(config), "out": folder},
         command=command,
-        task=_describe(task, source),
+        task=describe(task, source),
         grid_points=len(grid),
         provenance=provenance(),
     )
@@ -151,9 +151,9 @@ def resume_sweep(
         if header["task"].get("source") == OWN_TASK:
             raise LaconicError(f"{folder} was begun with a task of its own; resume it from Python with that task.")
         task, source = make_task_and_source(config.task)
-    if _describe(task, source) != header["task"]:
+    if describe(task, source) != header["task"]:
         raise LaconicError(
-            f"{folder} was begun on {header['task']}, and now it is {_describe(task, source)}; start anew."
+            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; start anew."
         )
     now, then = provenance(), header["provenance"]
     for what in ("commit", "versions", "device"):

@@ -1,0 +1,239 @@
+"""The trainer: one jitted outer step over all tasks, and the judge that says how good a φ is on seeds never trained on.
+
+An outer step estimates a gradient for each task, clips each to norm `clip` so that no task shouts the others down, takes
+the mean, and makes one AdamW step (warm-up, then cosine decay). Groups of runs may be spread over the devices of a mesh;
+each device estimates from its own, and the gradient, a few thousand numbers, is averaged over devices.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from laconic.errors import LaconicError, require_positive, unknown
+from laconic.meta.estimator import GradientEstimator, Metrics
+from laconic.meta.horizon import Horizon
+from laconic.meta.problem import Inner, capped, check_fits, training_problem
+from laconic.meta.registry import ESTIMATORS
+from laconic.outer.learned import LearnedOptimizer, Theta
+from laconic.tasks.base import Task
+
+AXIS = "groups"
+JUDGED_SEEDS = 1 << 30  # seeds from here on are the judge's; people's seeds are small numbers
+
+
+@dataclass(frozen=True)
+class Outer:
+    """How φ is trained. The defaults are those that did best here; `PAPER` holds the paper's own.
+
+    clip:    the norm each task's meta-gradient is clipped to (0: not at all)
+    average: decay of the exponential average of φ that is judged beside φ itself (0: none)
+    """
+
+    steps: int = 5000
+    estimator: str = "pes"
+    pairs: int = 8
+    truncation: int = 50
+    sigma: float = 0.01
+    horizon: Horizon = Horizon()
+    reset_diverged: bool = True
+    peak: float = 3e-3
+    last: float = 1e-4
+    warmup: int = 100
+    weight_decay: float = 1e-4
+    clip: float = 1.0
+    average: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive(steps=self.steps, pairs=self.pairs, truncation=self.truncation, sigma=self.sigma)
+        require_positive(peak=self.peak, last=self.last)
+        if self.estimator not in ESTIMATORS:
+            raise unknown("estimator", self.estimator, ESTIMATORS)
+        if not 0 <= self.average < 1:
+            raise LaconicError(f"average is the decay of φ's running mean, in [0, 1); got {self.average}.")
+        if self.clip < 0 or self.weight_decay < 0 or self.warmup < 0:
+            raise LaconicError("clip, weight_decay and warmup must not be negative.")
+
+    def adamw(self) -> optax.GradientTransformation:
+        """AdamW with linear warm-up from 3e-10 and cosine decay to `last`."""
+        warmup = min(self.warmup, self.steps - 1)
+        schedule = optax.warmup_cosine_decay_schedule(3e-10, self.peak, warmup, self.steps, self.last)
+        return optax.adamw(schedule, weight_decay=self.weight_decay)
+
+
+class MetaState(NamedTuple):
+    """All that meta-training carries from outer step to outer step; `key` never changes."""
+
+    theta: Theta
+    average: Theta
+    adamw: Any
+    estimators: tuple[Any, ...]
+    step: jax.Array
+    key: jax.Array
+
+
+class Progress(NamedTuple):
+    """What an outer step showed: mean loss [tasks], the gradients' norms before clipping [tasks], runs begun anew."""
+
+    loss: jax.Array
+    norm: jax.Array
+    resets: jax.Array
+
+
+class MetaTrainer:
+    """Meta-trains one learned optimizer on some tasks (each with its own `Inner` setting)."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        learned: LearnedOptimizer,
+        inners: Sequence[Inner],
+        outer: Outer,
+        mesh: Mesh | None = None,
+    ):
+        for task, inner in zip(tasks, inners, strict=True):
+            check_fits(task, learned, inner)
+        if mesh is not None and outer.pairs % mesh.size:
+            raise LaconicError(f"{outer.pairs} pairs do not divide over {mesh.size} devices; choose a multiple.")
+        self.learned, self.inners, self.outer, self.mesh = learned, tuple(inners), outer, mesh
+        self._adamw = outer.adamw()
+        self.tasks = self._everywhere(tuple(tasks))
+        self._start = jax.jit(self._init, out_shardings=self._shardings())
+        self._advance = jax.jit(self._outer_step, donate_argnums=1)
+        self._judge = jax.jit(self._curves, static_argnames=("seeds", "rounds"))
+
+    @property
+    def rounds_per_step(self) -> int:
+        """Communication rounds unrolled in an outer step, over all tasks."""
+        signs = 1 if self.outer.estimator == "backprop" else 2
+        return len(self.inners) * signs * self.outer.pairs * self.outer.truncation
+
+    def start(self, seed: int, theta: Theta | None = None) -> MetaState:
+        """The state before the first outer step; φ is drawn from the seed unless given."""
+        key = jax.random.key(seed)
+        if theta is None:
+            theta = self.learned.init(jax.random.fold_in(key, 0))
+        self.learned.check(theta)
+        return self._start(self.tasks, self._everywhere(theta), key)
+
+    def place(self, state: MetaState) -> MetaState:
+        """A state read from a file, where this trainer keeps its own."""
+        return state if self.mesh is None else jax.device_put(state, self._shardings())
+
+    def advance(self, state: MetaState) -> tuple[MetaState, Progress]:
+        """One outer step. The given state is used up."""
+        return self._advance(self.tasks, state)
+
+    def judge(self, theta: Theta, seeds: int = 4, rounds: int | None = None) -> list[np.ndarray]:
+        """Capped loss curves [seeds, rounds] on each task, from seeds that neither training nor people use."""
+        rounds = rounds or self.outer.horizon.longest
+        return [np.asarray(curves) for curves in self._judge(self.tasks, theta, seeds=seeds, rounds=rounds)]
+
+    def _everywhere(self, tree: Any) -> Any:
+        return jax.device_put(tree, None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec()))
+
+    def _shardings(self) -> Any:
+        """Estimator states are split over groups, all else is the same everywhere."""
+        if self.mesh is None:
+            return None
+        whole, split = NamedSharding(self.mesh, PartitionSpec()), NamedSharding(self.mesh, PartitionSpec(AXIS))
+        return MetaState(whole, whole, whole, (split,) * len(self.inners), whole, whole)
+
+    def _estimator(self, task: Task, inner: Inner) -> GradientEstimator:
+        o = self.outer
+        return ESTIMATORS[o.estimator].make(
+            training_problem(task, self.learned, inner),
+            pairs=o.pairs,
+            truncation=o.truncation,
+            sigma=o.sigma,
+            horizon=o.horizon,
+            reset_diverged=o.reset_diverged,
+        )
+
+    def _init(self, tasks: tuple[Task, ...], theta: Theta, key: jax.Array) -> MetaState:
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(tasks))
+        rows = zip(tasks, self.inners, keys, strict=True)
+        states = tuple(self._estimator(task, inner).init(theta, key) for task, inner, key in rows)
+        return MetaState(theta, theta, self._adamw.init(theta), states, jnp.int32(0), jax.random.fold_in(key, 2))
+
+    def _outer_step(self, tasks: tuple[Task, ...], state: MetaState) -> tuple[MetaState, Progress]:
+        keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(tasks))
+        rows = zip(tasks, self.inners, state.estimators, keys, strict=True)
+        found = [self._gradient(task, inner, state.theta, runs, key) for task, inner, runs, key in rows]
+        gradients, states, metrics = zip(*found, strict=True)
+        norms = jnp.stack([optax.tree.norm(g) for g in gradients])
+        gradient = jax.tree.map(lambda *g: sum(g) / len(g), *map(self._clipped, gradients, norms))
+        updates, adamw = self._adamw.update(gradient, state.adamw, state.theta)
+        theta = optax.apply_updates(state.theta, updates)
+        keep = self.outer.average
+        average = jax.tree.map(lambda a, t: keep * a + (1 - keep) * t, state.average, theta)
+        progress = Progress(
+            jnp.stack([jnp.mean(m.loss) for m in metrics]), norms, sum(jnp.sum(m.reset) for m in metrics)
+        )
+        return MetaState(theta, average, adamw, states, state.step + 1, state.key), progress
+
+    def _gradient(
+        self, task: Task, inner: Inner, theta: Theta, state: Any, key: jax.Array
+    ) -> tuple[Theta, Any, Metrics]:
+        """One task's estimate; with a mesh each device makes it from its own groups, and the gradient is averaged."""
+        if self.mesh is None:
+            return self._estimator(task, inner).estimate(theta, state, key)
+
+        def local(task: Task, theta: Theta, state: Any, key: jax.Array) -> tuple[Theta, Any, Metrics]:
+            gradient, state, metrics = self._estimator(task, inner).estimate(theta, state, key)
+            return jax.lax.pmean(gradient, AXIS), state, metrics
+
+        split, whole = PartitionSpec(AXIS), PartitionSpec()
+        # With the check on, a gradient with respect to φ would arrive summed over devices instead of each its own.
+        run = jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(whole, whole, split, whole),
+            out_specs=(whole, split, split),
+            check_vma=False,
+        )
+        return run(task, theta, state, key)
+
+    def _clipped(self, gradient: Theta, norm: jax.Array) -> Theta:
+        """At most `clip` long; a gradient that is not finite teaches nothing."""
+        factor = jnp.minimum(1.0, self.outer.clip / jnp.maximum(norm, 1e-30)) if self.outer.clip else 1.0
+        return jax.tree.map(lambda g: jnp.where(jnp.isfinite(norm), g * factor, 0), gradient)
+
+    def _curves(self, tasks: tuple[Task, ...], theta: Theta, seeds: int, rounds: int) -> list[jax.Array]:
+        def one(task: Task, inner: Inner) -> jax.Array:
+            problem = training_problem(task, self.learned, inner)
+
+            def run(seed: jax.Array) -> jax.Array:
+                state = problem.begin(theta, jax.random.key(seed))
+                _, losses_T = problem.unroll(theta, state, problem.draw(state, rounds))
+                return capped(losses_T, problem.ceiling)
+
+            return jax.vmap(run)(JUDGED_SEEDS + jnp.arange(seeds))
+
+        return [one(task, inner) for task, inner in zip(tasks, self.inners, strict=True)]
+
+
+def score(curves: Sequence[np.ndarray], tasks: Sequence[Task], horizon: Horizon) -> float:
+    """How bad φ is: the mean loss up to a horizon, over log-spaced horizons and over tasks, in units of ln classes.
+
+    It is the meta-loss on the judge's seeds: early rounds count most, and a late divergence still shows.
+    """
+    ends = np.unique(np.geomspace(horizon.shortest, horizon.longest, 4).round().astype(int))
+    units = [math.log(task.classes) if task.classes else 1.0 for task in tasks]
+    means = [[c[:, :end].mean() / unit for end in ends] for c, unit in zip(curves, units, strict=True)]
+    return float(np.mean(means))
+
+
+def group_mesh(devices: int | None = None) -> Mesh:
+    """A mesh of the first devices (default: all, of all processes) along the axis of groups."""
+    here = jax.devices()
+    count = len(here) if devices is None else devices
+    if not 1 <= count <= len(here):
+        raise LaconicError(f"a mesh of {count} devices cannot be made of the {len(here)} there are.")
+    return jax.make_mesh((count,), (AXIS,), axis_types=(AxisType.Auto,), devices=here[:count])

@@ -1,0 +1,177 @@
+"""Meta-training as data: a frozen config, and ready ones by name."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from laconic.client import LocalOptimizer
+from laconic.errors import LaconicError, unknown
+from laconic.meta.horizon import Horizon
+from laconic.meta.problem import Inner
+from laconic.meta.train import Outer
+from laconic.outer.learned import LearnedOptimizer
+from laconic.tasks.catalog import parse_spec
+
+
+@dataclass(frozen=True)
+class MetaConfig:
+    """Meta-train a learned optimizer on one task or several."""
+
+    architecture: Literal["lopt-a", "lagg-a", "lopt", "lagg"] = "lopt-a"
+    """What it sees: lopt-a the mean delta, lagg-a every worker's; without -a no accumulators."""
+    tasks: tuple[str, ...] = ("fmnist-mlp2",)
+    """What to train on: names from `laconic tasks`; a task's own numbers follow an @, as in
+    cifar10-cnn@workers=4,local_steps=2,batch=64,gamma=0.1."""
+    workers: int = 8
+    """K, how many workers a task has unless it says otherwise."""
+    local_steps: int = 4
+    """H, the local steps of a round."""
+    batch: int = 128
+    """B, the examples of a local step."""
+    local: Literal["sgd", "adamw"] = "sgd"
+    """The workers' own optimizer."""
+    gamma: float = 0.1
+    """The workers' learning rate."""
+    compress: str = "dense"
+    """How messages are compressed inside the unroll, e.g. topk:0.01+ef."""
+    dropout: float = 0.0
+    """The probability that a worker is missing from a round."""
+    objective: Literal["train", "valid"] = "train"
+    """The meta-loss: the workers' train loss, or the validation loss after each server step."""
+    steps: int = 5000
+    """Outer steps, over which the learning rate is scheduled."""
+    estimator: str = "pes"
+    """How the meta-gradient is estimated: pes, es or backprop."""
+    pairs: int = 8
+    """Antithetic pairs of runs for each task."""
+    truncation: int = 50
+    """Rounds unrolled for one gradient."""
+    sigma: float = 0.01
+    """Standard deviation of the perturbations of φ."""
+    shortest: int = 100
+    """Shortest run, in rounds."""
+    longest: int = 1000
+    """Longest run, in rounds; lengths are log-uniform between the two."""
+    ramp: int = 0
+    """Outer steps over which the longest run grows from the shortest to its full length; 0: at once."""
+    reset_diverged: bool = True
+    """End a pair of runs early when both sit at the loss ceiling."""
+    peak: float = 3e-3
+    """AdamW's learning rate after warm-up."""
+    last: float = 1e-4
+    """AdamW's learning rate at the end of its cosine decay."""
+    warmup: int = 100
+    """Outer steps of linear warm-up."""
+    weight_decay: float = 1e-4
+    """AdamW's weight decay."""
+    clip: float = 1.0
+    """Norm that each task's meta-gradient is clipped to; 0: not clipped."""
+    average: float = 0.0
+    """Decay of a running average of φ, judged beside φ; 0: none."""
+    time: Literal["shifted", "paper"] = "shifted"
+    """Time features tanh(t/x − 1) or, as the paper writes them, tanh(t/x)."""
+    output_scale: float = 0.01
+    """Shrinks the last layer's first weights, so that φ begins near doing nothing."""
+    seed: int = 0
+    """Seed of φ, of perturbations and of everything the runs draw."""
+    judge_every: int = 250
+    """Outer steps between two looks at held-out seeds; the best φ so far is kept."""
+    judge_seeds: int = 4
+    """How many held-out seeds."""
+    checkpoint_every: int = 200
+    """Outer steps between two checkpoints."""
+    devices: int = 1
+    """Spread the pairs over this many devices."""
+    minutes: float | None = None
+    """Stop cleanly after about this long; --resume goes on."""
+    init: str | None = None
+    """Begin from this optimizer (a zoo name or a .safetensors file) instead of random weights."""
+    out: Path | None = None
+    """The folder to write, new or empty; by default runs/meta-RECIPE-TIME."""
+
+    def learned(self) -> LearnedOptimizer:
+        """The architecture to train; LAgg needs one K for all tasks."""
+        gathers = self.architecture.startswith("lagg")
+        K = self.inners()[0].workers if gathers else None
+        return LearnedOptimizer(self.architecture, K, time=self.time, output_scale=self.output_scale)
+
+    def inners(self) -> list[Inner]:
+        """Each task's setting."""
+        if not self.tasks:
+            raise LaconicError("meta-training needs at least one task.")
+        return [parse_inner(spec, self) for spec in self.tasks]
+
+    def outer(self) -> Outer:
+        """How φ is trained."""
+        own = {f.name for f in fields(Outer)} - {"horizon"}
+        horizon = Horizon(self.shortest, self.longest, self.ramp)
+        return Outer(horizon=horizon, **{name: getattr(self, name) for name in own})
+
+
+TASK_OPTIONS: dict[str, type] = {
+    "workers": int,
+    "local_steps": int,
+    "batch": int,
+    "local": str,
+    "gamma": float,
+    "compress": str,
+    "dropout": float,
+    "objective": str,
+}
+
+
+def parse_inner(spec: str, config: MetaConfig) -> Inner:
+    """`task` or `task@option=value,…`; what it does not say comes from the config."""
+    task, at, tail = spec.partition("@")
+    parse_spec(task)
+    values: dict[str, Any] = {name: getattr(config, name) for name in TASK_OPTIONS}
+    for item in tail.split(",") if at else []:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise LaconicError(f"task {spec!r}: {item!r} is not option=value; write {task}@option=value,….")
+        if key not in TASK_OPTIONS:
+            raise unknown(f"option of task {task}", key, TASK_OPTIONS)
+        try:
+            values[key] = TASK_OPTIONS[key](text)
+        except ValueError:
+            raise LaconicError(f"task {spec!r}: {key} must be a number, got {text!r}.") from None
+    local = LocalOptimizer(values.pop("local"), values.pop("gamma"))
+    return Inner(task=task, local=local, **values)
+
+
+_FMNIST = MetaConfig()
+_SMALL = MetaConfig(
+    tasks=("digits-mlp",), batch=16, steps=400, pairs=4, truncation=20, shortest=20, longest=100, judge_every=100
+)
+_GENERAL = (
+    "fmnist-mlp2@workers=8,local_steps=4,batch=64",
+    "fmnist-cnn@workers=4,local_steps=4,batch=32",
+    "cifar10-mlp2@workers=16,local_steps=2,batch=32",
+    "cifar10-cnn@workers=4,local_steps=2,batch=32",
+    "imagenet32-mlp2@workers=4,local_steps=8,batch=64",
+)
+
+META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
+    "lopt-a-fmnist": ("LOpt-A for Fashion-MNIST's 2-layer MLP, K = 8, H = 4: minutes on one large GPU", _FMNIST),
+    "lagg-a-fmnist": ("LAgg-A for the same", replace(_FMNIST, architecture="lagg-a")),
+    "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_FMNIST, architecture="lopt")),
+    "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_FMNIST, architecture="lagg")),
+    "lopt-a-paper": (
+        "the paper's own settings: local rate 0.5, no clipping of meta-gradients, plain initial weights",
+        replace(_FMNIST, gamma=0.5, clip=0.0, output_scale=1.0, last=1e-3, reset_diverged=False),
+    ),
+    "lagg-a-paper": (
+        "the same for LAgg-A",
+        replace(_FMNIST, architecture="lagg-a", gamma=0.5, clip=0.0, output_scale=1.0, last=1e-3, reset_diverged=False),
+    ),
+    "lopt-a-valid": (
+        "LOpt-A for the validation loss, every run 1000 rounds long",
+        replace(_FMNIST, objective="valid", shortest=1000),
+    ),
+    "lopt-a-general": (
+        "LOpt-A on five tasks at once: MLPs and CNNs on Fashion-MNIST, CIFAR-10 and ImageNet at 32×32",
+        replace(_FMNIST, tasks=_GENERAL, steps=1000, pairs=4),
+    ),
+    "lopt-a-digits": ("LOpt-A for the bundled digits: no download, a few minutes on a laptop", _SMALL),
+    "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
+}
