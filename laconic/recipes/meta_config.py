@@ -30,7 +30,7 @@ class MetaConfig:
     """B, the examples of a local step."""
     local: Literal["sgd", "adamw"] = "sgd"
     """The workers' own optimizer."""
-    gamma: float = 0.1
+    gamma: float = 0.3
     """The workers' learning rate."""
     compress: str = "dense"
     """How messages are compressed inside the unroll, e.g. topk:0.01+ef."""
@@ -38,13 +38,13 @@ class MetaConfig:
     """The probability that a worker is missing from a round."""
     objective: Literal["train", "valid"] = "train"
     """The meta-loss: the workers' train loss, or the validation loss after each server step."""
-    steps: int = 5000
+    steps: int = 6000
     """Outer steps, over which the learning rate is scheduled."""
     estimator: str = "pes"
     """How the meta-gradient is estimated: pes, es or backprop."""
     pairs: int = 8
     """Antithetic pairs of runs for each task."""
-    truncation: int = 50
+    truncation: int = 25
     """Rounds unrolled for one gradient."""
     sigma: float = 0.01
     """Standard deviation of the perturbations of φ."""
@@ -52,13 +52,13 @@ class MetaConfig:
     """Shortest run, in rounds."""
     longest: int = 1000
     """Longest run, in rounds; lengths are log-uniform between the two."""
-    ramp: int = 0
+    ramp: int = 4800
     """Outer steps over which the longest run grows from the shortest to its full length; 0: at once."""
     reset_diverged: bool = True
     """End a pair of runs early when both sit at the loss ceiling."""
     peak: float = 3e-3
     """AdamW's learning rate after warm-up."""
-    last: float = 1e-4
+    last: float = 1e-5
     """AdamW's learning rate at the end of its cosine decay."""
     warmup: int = 100
     """Outer steps of linear warm-up."""
@@ -66,7 +66,7 @@ class MetaConfig:
     """AdamW's weight decay."""
     clip: float = 1.0
     """Norm that each task's meta-gradient is clipped to; 0: not clipped."""
-    average: float = 0.0
+    average: float = 0.995
     """Decay of a running average of φ, judged beside φ; 0: none."""
     time: Literal["shifted", "paper"] = "shifted"
     """Time features tanh(t/x − 1) or, as the paper writes them, tanh(t/x)."""
@@ -74,7 +74,7 @@ class MetaConfig:
     """Shrinks the last layer's first weights, so that φ begins near doing nothing."""
     seed: int = 0
     """Seed of φ, of perturbations and of everything the runs draw."""
-    judge_every: int = 250
+    judge_every: int = 500
     """Outer steps between two looks at held-out seeds; the best φ so far is kept."""
     judge_seeds: int = 4
     """How many held-out seeds."""
@@ -140,8 +140,19 @@ def parse_inner(spec: str, config: MetaConfig) -> Inner:
 
 
 _FMNIST = MetaConfig()
+_PAPER = MetaConfig(
+    gamma=0.5,
+    steps=5000,
+    truncation=50,
+    ramp=0,
+    last=1e-3,
+    clip=0.0,
+    average=0.0,
+    output_scale=1.0,
+    reset_diverged=False,
+)
 _SMALL = MetaConfig(
-    tasks=("digits-mlp",), batch=16, steps=400, pairs=4, truncation=20, shortest=20, longest=100, judge_every=100
+    tasks=("digits-mlp",), batch=16, steps=1500, pairs=4, truncation=10, shortest=20, longest=100, ramp=1000
 )
 _GENERAL = (
     "fmnist-mlp2@workers=8,local_steps=4,batch=64",
@@ -156,21 +167,15 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     "lagg-a-fmnist": ("LAgg-A for the same", replace(_FMNIST, architecture="lagg-a")),
     "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_FMNIST, architecture="lopt")),
     "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_FMNIST, architecture="lagg")),
-    "lopt-a-paper": (
-        "the paper's own settings: local rate 0.5, no clipping of meta-gradients, plain initial weights",
-        replace(_FMNIST, gamma=0.5, clip=0.0, output_scale=1.0, last=1e-3, reset_diverged=False),
-    ),
-    "lagg-a-paper": (
-        "the same for LAgg-A",
-        replace(_FMNIST, architecture="lagg-a", gamma=0.5, clip=0.0, output_scale=1.0, last=1e-3, reset_diverged=False),
-    ),
+    "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),
+    "lagg-a-paper": ("LAgg-A by the paper's own settings", replace(_PAPER, architecture="lagg-a")),
     "lopt-a-valid": (
         "LOpt-A for the validation loss, every run 1000 rounds long",
-        replace(_FMNIST, objective="valid", shortest=1000),
+        replace(_FMNIST, objective="valid", shortest=1000, ramp=0),
     ),
     "lopt-a-general": (
         "LOpt-A on five tasks at once: MLPs and CNNs on Fashion-MNIST, CIFAR-10 and ImageNet at 32×32",
-        replace(_FMNIST, tasks=_GENERAL, steps=1000, pairs=4),
+        replace(_FMNIST, tasks=_GENERAL, steps=1000, ramp=800, pairs=4, judge_every=100),
     ),
     "lopt-a-digits": ("LOpt-A for the bundled digits: no download, a few minutes on a laptop", _SMALL),
     "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
