@@ -2,7 +2,8 @@
 
 Estimators keep N groups of training runs under way (for the antithetic ones a group is a pair, + and −). Each group has
 its own key, its own length κ and its own count c of rounds; it begins anew once c ≥ κ, and only between truncations, so
-the unroll itself has no branches. What is random about group i depends on (key, i) alone: where it runs changes nothing.
+the unroll itself has no branches. What is random about group i depends on (key, i) alone, not on where it
+runs.
 """
 
 from collections.abc import Callable

@@ -7,8 +7,8 @@ goes on with its two runs under φ + ε and φ − ε on the same data, and sees
     ξ ← ε            (ES: only this truncation's)
     g = 1/N Σ ξ·(L⁺ − L⁻) / (2σ²)
 
-PES is an unbiased estimate of the gradient of the smoothed loss of whole runs; ES forgets how earlier truncations led to
-this one, which makes it short-sighted unless a truncation is a whole run. N pairs are the paper's 2N particles.
+PES is an unbiased estimate of the gradient of the smoothed loss of whole runs; ES forgets how earlier truncations led
+to this one, which makes it short-sighted unless a truncation is a whole run. N pairs are the paper's 2N particles.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,13 @@
 """The inner problem: a training run whose rounds depend on φ, as gradient estimators see it.
 
 A problem knows nothing of perturbations or truncations. It begins a run, draws the data of its next rounds, and unrolls
-them with some φ into one loss a round (the meta-loss of the paper's section 4.1). Everything random about a run hangs on
-the run's own key and round, so two runs begun with the same key see the same weights and data whatever their φ is.
+them with some φ into one loss a round (the meta-loss of the paper's section 4.1). Everything random about a run hangs
+on the run's own key and round, so two runs begun with the same key see the same weights and data whatever their φ is.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -50,7 +50,7 @@ class Inner:
     workers: int = 8
     local_steps: int = 4
     batch: int = 128
-    local: LocalOptimizer = LocalOptimizer()
+    local: LocalOptimizer = field(default_factory=LocalOptimizer)
     compress: str = "dense"
     dropout: float = 0.0
     objective: Literal["train", "valid"] = "train"

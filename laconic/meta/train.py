@@ -1,13 +1,13 @@
 """The trainer: one jitted outer step over all tasks, and the judge that says how good a φ is on seeds never trained on.
 
-An outer step estimates a gradient for each task, clips each to norm `clip` so that no task shouts the others down, takes
-the mean, and makes one AdamW step (warm-up, then cosine decay). Groups of runs may be spread over the devices of a mesh;
-each device estimates from its own, and the gradient, a few thousand numbers, is averaged over devices.
+An outer step estimates a gradient for each task, clips each to norm `clip` so that no task shouts the others down,
+takes the mean, and makes one AdamW step (warm-up, then cosine decay). Groups of runs may be spread over the devices of
+a mesh; each device estimates from its own, and the gradient, a few thousand numbers, is averaged over devices.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +41,7 @@ class Outer:
     pairs: int = 8
     truncation: int = 50
     sigma: float = 0.01
-    horizon: Horizon = Horizon()
+    horizon: Horizon = field(default_factory=Horizon)
     reset_diverged: bool = True
     peak: float = 3e-3
     last: float = 1e-4

@@ -1,8 +1,8 @@
 """The learned step of one tensor as a single GPU kernel: features, MLP and output without touching memory in between.
 
-The tensor is seen as [L, A, B], its two factored axes last. Features that are the same along a row or a column enter the
-first layer as precomputed vectors; the per-parameter ones are formed in registers from the raw fields (Δ, W, m, v), so
-per parameter only those are read and one number is written. Letters: N hidden units · j a block of columns.
+The tensor is seen as [L, A, B], its two factored axes last. Features that are the same along a row or a column enter
+the first layer as precomputed vectors; the per-parameter ones are formed in registers from the raw fields (Δ, W, m, v),
+so per parameter only those are read and one number is written. Letters: N hidden units · j a block of columns.
 """
 
 from functools import partial

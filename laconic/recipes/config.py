@@ -72,6 +72,29 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
             on_nan="continue",
         ),
     ),
+    "fmnist-learned": (
+        "learned optimizers against baselines tuned on the paper's whole grids, on seeds that nothing was tuned on",
+        CompareConfig(
+            task="fmnist-mlp2",
+            optimizers=(
+                "local-sgd:gamma=0.5",
+                "local-sgd:gamma=0.3",
+                "sgd:alpha=0.5",
+                "adam:alpha=0.005",
+                "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8",
+                "slowmo:gamma=0.1,alpha=1,beta=0.95",
+                "slowmo:gamma=0.1,alpha=1,beta=0.9",
+                "lopt-a-fmnist",
+                "lagg-a-fmnist",
+            ),
+            batch=128,
+            rounds=1000,
+            seeds=10,
+            first_seed=100,
+            target_loss=0.2,
+            on_nan="continue",
+        ),
+    ),
     "fmnist-undivided": (
         "tuned local SGD and SlowMo on all 60,000 images of Fashion-MNIST's train file instead of 80 % of them",
         CompareConfig(

@@ -140,6 +140,7 @@ def parse_inner(spec: str, config: MetaConfig) -> Inner:
 
 
 _FMNIST = MetaConfig()
+_AGAIN = MetaConfig(steps=2000, ramp=2000, peak=1e-3)
 _PAPER = MetaConfig(
     gamma=0.5,
     steps=5000,
@@ -165,6 +166,8 @@ _GENERAL = (
 META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     "lopt-a-fmnist": ("LOpt-A for Fashion-MNIST's 2-layer MLP, K = 8, H = 4: minutes on one large GPU", _FMNIST),
     "lagg-a-fmnist": ("LAgg-A for the same", replace(_FMNIST, architecture="lagg-a")),
+    "lopt-a-fmnist-again": ("a second, gentler cycle from a φ given by --init", _AGAIN),
+    "lagg-a-fmnist-again": ("the same for LAgg-A", replace(_AGAIN, architecture="lagg-a")),
     "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_FMNIST, architecture="lopt")),
     "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_FMNIST, architecture="lagg")),
     "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),

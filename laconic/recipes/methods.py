@@ -16,6 +16,7 @@ from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, require_seed, unknown
 from laconic.evaluate.run import Method, local_method
 from laconic.outer import OUTER, OuterOptimizer, from_optax
+from laconic.zoo import load, published
 
 FLOAT32_MAX = 3.4028234e38
 COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
@@ -118,17 +119,40 @@ METHODS: dict[str, Entry] = {
 }
 
 
+def published_methods() -> dict[str, Entry]:
+    """The learned optimizers that come with the package, by name."""
+    return {name: _published(name) for name in published()}
+
+
+def entry_of(name: str) -> Entry:
+    """A method of `METHODS`, a published optimizer by name, or one from a .safetensors file."""
+    if name in METHODS:
+        return METHODS[name]
+    if name in published() or name.endswith(".safetensors"):
+        return _published(name)
+    raise unknown("optimizer", name, [*METHODS, *published()])
+
+
+def _published(name: str) -> Entry:
+    found = load(name)
+    local = found.recommended_local
+
+    def make(K: int, gamma: float = float(local.learning_rate), scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
+        found.check_workers(K)
+        return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay))
+
+    return Entry(make, found.card.summary)
+
+
 def options_of(name: str) -> dict[str, Any]:
     """A method's options and their defaults."""
-    parameters = inspect.signature(METHODS[name].make).parameters
+    parameters = inspect.signature(entry_of(name).make).parameters
     return {n: p.default for n, p in parameters.items() if n != "K"}
 
 
 def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Method:
     """The method `name` or `name:option=value,…`; `compressor` is the default if the spec names none."""
     name, colon, tail = spec.partition(":")
-    if name not in METHODS:
-        raise unknown("optimizer", name, METHODS)
     own, common, given = options_of(name), dict(COMMON), set()
     for item in tail.split(",") if colon else []:
         key, equals, text = item.partition("=")
@@ -141,14 +165,15 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
         given.add(key)
         table = own if key in own else common
         table[key] = _number_like(table[key], text, spec, key)
-    parts = METHODS[name].make(K, **own)
+    parts = entry_of(name).make(K, **own)
     how = parse_compressor(common["compress"]) if common["compress"] else compressor or DENSE
     label = common["label"] or spec
     if parts.local is None:
         if common["clip"] or common["decay"]:
             raise LaconicError(f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay.")
         return Method(label, gradient_client, parts.outer, how, name, parts.budget)
-    local = replace(parts.local, clip=common["clip"], weight_decay=common["decay"])
+    local = parts.local
+    local = replace(local, clip=common["clip"] or local.clip, weight_decay=common["decay"] or local.weight_decay)
     return replace(local_method(label, local, parts.outer, how), name=name, budget=parts.budget)
 
 
