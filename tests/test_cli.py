@@ -1,11 +1,8 @@
 """The command line as a user meets it: lists, help, errors, signals, the summary."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,23 +11,18 @@ from laconic.recipes.methods import METHODS
 from laconic.store.runlog import read
 from laconic.tasks.catalog import TASKS
 from laconic.version import __version__
+from tests.cli.commands import assert_one_error, laconic, process
 
 QUICK = ["--rounds", "6", "--seeds", "2", "--batch", "4", "--workers", "2", "--evaluate-every", "2"]
-
-
-def laconic(capfd, *argv):
-    """(exit status, stdout, stderr) of a command run in this process."""
-    with pytest.raises(SystemExit) as info:
-        cli.main(argv)
-    captured = capfd.readouterr()
-    return info.value.code, captured.out, captured.err
 
 
 def test_help_teaches(capfd):
     code, out, _ = laconic(capfd)
     assert code == 0
-    for word in (*cli.COMMANDS, "laconic compare --link"):
+    for word in (*cli.COMMANDS, *cli.EXAMPLES, "laconic compare --link"):
         assert word in out
+    commands = {word for example in cli.EXAMPLES for word in example.split()[1:2]}
+    assert commands - {"COMMAND"} <= set(cli.COMMANDS)
     assert laconic(capfd, "--help")[1] == out
 
 
@@ -99,13 +91,7 @@ def test_a_recipe_can_be_changed_by_flags(capfd, tmp_path):
 )
 def test_errors_are_one_line_with_a_way_out(argv, parts, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = laconic(capfd, *argv)
-    assert code == 1
-    assert out == ""
-    (line,) = [line for line in err.splitlines() if line.strip()]
-    assert line.startswith("error:")
-    for part in parts:
-        assert part in line
+    assert_one_error(capfd, argv, parts)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,35 +124,34 @@ def unreachable(*args, **kwargs):
 
 SIGNALLED = """
 import os, signal, sys
-from laconic import cli
+from laconic.cli import compare, main
 seen = []
-class Bars(cli.LiveBars):
+class Bars(compare.LiveBars):
     def progress(self, label, done, loss):
         super().progress(label, done, loss)
         seen.append(label)
         if len(seen) == 3:
             os.kill(os.getpid(), {signal})
-cli.LiveBars = Bars
-cli.main(sys.argv[1:])
+compare.LiveBars = Bars
+main(sys.argv[1:])
 """
 
 
 def run_process(code, *argv, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", code, *argv]
+    command, environment = process(code, *argv)
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_run_that_resumes_to_the_same_bits(number, tmp_path):
     words = ["compare", "--optimizers", "local-sgd", "slowmo", *QUICK]
-    whole = run_process("from laconic.cli import main; main()", *words, "--out", "whole", cwd=tmp_path)
+    whole = run_process(None, *words, "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     stopped = run_process(SIGNALLED.format(signal=int(number)), *words, "--out", "cut", cwd=tmp_path)
     # the third chunk ends the first method; the signal is honoured in the second
     assert stopped.returncode == 128 + number, stopped.stderr
     assert "laconic compare --resume cut" in stopped.stderr
-    resumed = run_process("from laconic.cli import main; main()", "compare", "--resume", "cut", cwd=tmp_path)
+    resumed = run_process(None, "compare", "--resume", "cut", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     one, two = (read(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
     for key in ("label", "train", "heldout", "params_sha256"):

@@ -21,10 +21,12 @@ def history(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Trailing mean over at most `window` steps."""
-    sums = np.cumsum(np.nan_to_num(values), axis=0)
-    sums[window:] -= sums[:-window].copy() if window < len(sums) else 0
-    return sums / np.minimum(np.arange(1, len(values) + 1), window)[:, None]
+    """Trailing mean over at most `window` steps, of those that are known; NaN where none is."""
+    known = ~np.isnan(values)
+    totals, counts = np.cumsum(np.where(known, values, 0), axis=0), np.cumsum(known, axis=0)
+    for sums in (totals, counts):
+        sums[window:] -= sums[:-window].copy()
+    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
 
 
 def learning_curve(records: Sequence[dict[str, Any]], path: Path) -> None:
@@ -39,15 +41,12 @@ def learning_curve(records: Sequence[dict[str, Any]], path: Path) -> None:
         upper.plot(steps, loss[:, i], color=colour, alpha=0.2, lw=0.5)
         upper.plot(steps, smooth(loss, 50)[:, i], color=colour, label=task)
         lower.plot(steps, smooth(norm, 50)[:, i], color=colour)
-    judged = [r for r in records if r["kind"] == "judged"]
-    if judged:
-        upper.plot(
-            [r["step"] for r in judged],
-            [np.mean(r["final_losses"]) for r in judged],
-            "k.--",
-            lw=0.8,
-            label="end of a whole run, held-out seeds",
-        )
+    for which, style, label in (("theta", "k.--", "φ"), ("average", "k.:", "φ averaged")):
+        rows = [r for r in records if r["kind"] == "judged" and r["which"] == which]
+        final = {r["step"]: np.mean(r["final_losses"]) for r in rows}
+        if final:
+            label = f"{label}: end of a whole run, held-out seeds"
+            upper.plot(list(final), list(final.values()), style, lw=0.8, label=label)
     upper.set(ylabel="meta-loss", yscale="log", title=f"meta-training {config['architecture']}")
     lower.set(xlabel="outer step", ylabel="gradient norm", yscale="log")
     upper.legend(fontsize=8)

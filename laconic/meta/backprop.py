@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from laconic.errors import LaconicError, require_positive
 from laconic.meta.estimator import (
@@ -60,9 +61,12 @@ def backprop(
     def estimate(theta: Theta, state: Runs, key: jax.Array) -> tuple[Theta, Runs, Metrics]:
         keys_N3 = group_keys(state.clock, key)
         (losses_N, runs), gradients_N = jax.vmap(partial(jax.value_and_grad(loss, has_aux=True), theta))(state.runs)
-        hopeless_N = (losses_N >= problem.ceiling * (1 - 1e-6)) & reset_diverged
+        hopeless_N = (losses_N >= problem.ceiling * (1 - 1e-6)) & reset_diverged | ~jnp.isfinite(losses_N)
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
         runs = where_N(over_N, begin_all(problem, theta, keys_N3[:, 1]), runs)
+        # Behind the ceiling a diverged run's gradient is 0·∞: such a run teaches nothing.
+        sound_N = jax.vmap(lambda g: jnp.isfinite(optax.tree.norm(g)))(gradients_N)
+        gradients_N = where_N(sound_N, gradients_N, jax.tree.map(jnp.zeros_like, gradients_N))
         gradient = jax.tree.map(lambda g: jnp.mean(g, axis=0), gradients_N)
         return gradient, Runs(runs, clock), Metrics(losses_N, over_N)
 

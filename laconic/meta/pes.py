@@ -104,6 +104,7 @@ def _antithetic(
         xi = jax.tree.map(remember, state.xi, eps)
         gradient = jax.tree.map(partial(_correlate, losses_N2, sigma), xi)
         hopeless_N = jnp.all(losses_N2 >= problem.ceiling * (1 - 1e-6), axis=1) & reset_diverged
+        hopeless_N |= ~jnp.all(jnp.isfinite(losses_N2), axis=1)
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
         fresh = twice(begin_all(problem, theta, keys_N3[:, 1]))
         runs, xi = where_N(over_N, (fresh, _zeros(xi, None)), (runs, xi))
@@ -136,7 +137,9 @@ def _unroll_pair(problem: InnerProblem, theta: Theta, truncation: int, runs: Any
 
 
 def _correlate(losses_N2: jax.Array, sigma: float, xi_N: jax.Array) -> jax.Array:
-    difference_N = (losses_N2[:, 0] - losses_N2[:, 1]) / (2 * sigma**2)
+    # Without a ceiling a run can diverge to infinity: such a pair teaches nothing, and begins anew.
+    difference_N = jnp.where(jnp.all(jnp.isfinite(losses_N2), axis=1), losses_N2[:, 0] - losses_N2[:, 1], 0)
+    difference_N /= 2 * sigma**2
     return jnp.mean(xi_N * difference_N.reshape(-1, *[1] * (xi_N.ndim - 1)), axis=0)
 
 

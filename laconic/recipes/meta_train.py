@@ -1,10 +1,12 @@
 """Carrying meta-training out: a folder with records, checkpoints and the trained φ, stopped and taken up at will.
 
 The folder holds `records.jsonl` ("run", then "progress" and "judged" as it goes, "summary" at the end), the checkpoint,
-`best.safetensors` and `last.safetensors` (loadable optimizers with a card) and the learning curve. A resumed run goes on
-from its checkpoint to the same bits; progress records after that checkpoint are superseded by those written again.
+`best.safetensors` and `last.safetensors` (loadable optimizers with a card) and the learning curve. A resumed run goes
+on from its checkpoint to the same bits; records written after that checkpoint are superseded by those written again.
 """
 
+import math
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, require_seed
 from laconic.evaluate.compare import CHECKPOINT, RECORDS, Interrupted
 from laconic.evaluate.learning_curve import learning_curve
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh, score
@@ -83,9 +85,7 @@ def meta_train(
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Meta-train by a config → (its folder, its records)."""
     trainer, sources = _prepare(config)
-    theta = None if config.init is None else load(config.init).theta
-    if theta is not None:
-        config.learned().check(theta)
+    state = trainer.start(config.seed, _initial(config))
     folder = new_folder(config.out, f"meta-{name}")
     RunLog(folder / RECORDS).append(
         "run",
@@ -95,7 +95,6 @@ def meta_train(
         sources=sources,
         provenance=provenance(),
     )
-    state = trainer.start(config.seed, theta)
     return _train(_Run(config, folder, trainer, state, _Best(_host(state.theta)), observer), stop)
 
 
@@ -116,9 +115,10 @@ def resume_meta_train(
     for what in ("commit", "versions", "device"):
         if now.get(what) != then.get(what):
             observer.note(f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the last digits.")
-    state = trainer.start(config.seed)
+    saved = (folder / CHECKPOINT).exists()
+    state = trainer.start(config.seed, None if saved else _initial(config))
     run = _Run(config, folder, trainer, state, _Best(_host(state.theta)), observer)
-    if (folder / CHECKPOINT).exists():
+    if saved:
         _restore(run)
     return _train(run, stop)
 
@@ -129,6 +129,7 @@ def _prepare(config: MetaConfig) -> tuple[MetaTrainer, list[str]]:
         raise LaconicError(f"minutes must be positive, got {config.minutes}.")
     if config.judge_every < 1 or config.judge_seeds < 1 or config.checkpoint_every < 1 or config.devices < 1:
         raise LaconicError("judge_every, judge_seeds, checkpoint_every and devices must be positive.")
+    require_seed(config.seed)
     learned, inners, outer = config.learned(), config.inners(), config.outer()
     mesh = group_mesh(config.devices) if config.devices > 1 else None
     made = {spec: make_task_and_source(spec) for spec in dict.fromkeys(inner.task for inner in inners)}
@@ -136,11 +137,27 @@ def _prepare(config: MetaConfig) -> tuple[MetaTrainer, list[str]]:
     return MetaTrainer(tasks, learned, inners, outer, mesh), [made[inner.task][1] for inner in inners]
 
 
+def _initial(config: MetaConfig) -> Theta | None:
+    """The φ to begin from, if one is named; it must be of the architecture that is to be trained."""
+    if config.init is None:
+        return None
+    found, wanted = load(config.init), config.learned()
+    for what in ("architecture", "workers", "hidden", "time"):  # output_scale matters to random weights alone
+        theirs, ours = getattr(found.learned, what), getattr(wanted, what)
+        if theirs != ours:
+            raise LaconicError(
+                f"training cannot begin from {config.init}: its {what} is {theirs}, and this run's is {ours}. "
+                f"Begin from another one, or change the run to fit it."
+            )
+    return found.theta
+
+
 def _train(run: _Run, stop: Callable[[], bool]) -> tuple[Path, list[dict[str, Any]]]:
     config, start = run.config, time.monotonic()
     run.observer.begin(config, run.done, run.trainer.rounds_per_step)
+    _replay(run)
     deadline = None if config.minutes is None else start + 60 * config.minutes
-    tick, burst = start, 1
+    tick, burst, first = start, 1, run.done + 1
     while run.done < config.steps:
         ends = [config.steps] + [(run.done // n + 1) * n for n in (config.judge_every, config.checkpoint_every)]
         count = min(burst, min(ends) - run.done)
@@ -156,10 +173,29 @@ def _train(run: _Run, stop: Callable[[], bool]) -> tuple[Path, list[dict[str, An
             _save(run)
         if (stop() or out_of_time) and run.done < config.steps:
             _publish(run)
+            if deadline is not None and now > deadline and run.done == first and not stop():
+                raise _too_short(run, now - start)
             why = "asked to stop" if stop() else f"the {config.minutes} minutes are over"
             raise Interrupted(f"{why} after outer step {run.done} of {config.steps}.", run.folder)
     _save(run)
     return _finish(run)
+
+
+def _replay(run: _Run) -> None:
+    """Show the observer what a resumed run has shown before."""
+    if run.losses:
+        run.observer.progress(run.done, *(np.stack(x).mean(axis=1) for x in (run.losses, run.norms)))
+    if run.best.step:
+        run.observer.judged(run.best.step, run.best.score, True)
+
+
+def _too_short(run: _Run, seconds: float) -> LaconicError:
+    least = math.ceil(seconds / 3) / 10  # minutes, at least twice what the first step took
+    command = shlex.join(["laconic", "meta-train", "--resume", str(run.folder), "--minutes", str(least)])
+    return LaconicError(
+        f"{run.config.minutes:g} minutes are too few for one outer step: the first took {seconds:.1f} s, most of it "
+        f"compiling. It is saved; go on with: {command}"
+    )
 
 
 def _advance(run: _Run, count: int) -> None:
@@ -262,11 +298,17 @@ def _finish(run: _Run) -> tuple[Path, list[dict[str, Any]]]:
 
 def _header(folder: Path) -> dict[str, Any]:
     path = folder / RECORDS
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
+    if not found:
         raise LaconicError(f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a run.")
     records = read(path)
-    if not records or records[0].get("kind") != "run" or "sources" not in records[0]:
-        raise LaconicError(f"{path} holds no records of meta-training; it cannot be resumed.")
+    shape = {"config": dict, "sources": list, "provenance": dict}
+    ours = bool(records) and records[0].get("kind") == "run"
+    if not ours or not all(isinstance(records[0].get(key), kind) for key, kind in shape.items()):
+        raise LaconicError(f"{path} holds no records of meta-training by this version; it cannot be resumed.")
     return records[0]
 
 
@@ -279,6 +321,11 @@ def _from_json(values: dict[str, Any], folder: Path) -> MetaConfig:
     if set(values) != known:
         wrong = ", ".join(sorted(set(values) ^ known))
         raise LaconicError(f"the settings in {folder} differ from this version's in {wrong}; start anew.")
+    for name in known:
+        default, value = getattr(MetaConfig(), name), values[name]
+        kinds = {float: (float, int), tuple: list}.get(type(default), type(default))
+        if default is not None and not isinstance(value, kinds):
+            raise LaconicError(f"the settings in {folder} have a {name} of the wrong type; start anew.")
     return MetaConfig(**{**values, "tasks": tuple(values["tasks"]), "out": folder})
 
 

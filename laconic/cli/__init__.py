@@ -1,0 +1,80 @@
+"""The command line: `laconic compare`, `meta-train`, `zoo`, `sweep`, `tasks`, `optimizers`."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from laconic.cli.compare import run_compare
+from laconic.cli.console import err, out, say
+from laconic.cli.lists import list_optimizers, list_tasks
+from laconic.cli.meta_train import run_meta_train
+from laconic.cli.sweep import run_sweep_command
+from laconic.cli.zoo import run_zoo
+from laconic.errors import LaconicError, unknown
+from laconic.version import __version__
+
+
+class Command(NamedTuple):
+    """A subcommand: what it does with its arguments, and one line about it."""
+
+    run: Callable[[Sequence[str]], int]
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {
+    "compare": Command(run_compare, "run several optimizers on one task and report who needs fewer rounds"),
+    "meta-train": Command(run_meta_train, "train a learned optimizer, by a recipe"),
+    "zoo": Command(run_zoo, "list, show or export the learned optimizers that come with laconic"),
+    "sweep": Command(run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"),
+    "tasks": Command(list_tasks, "list what can be trained"),
+    "optimizers": Command(list_optimizers, "list what can be compared"),
+}
+EXAMPLES = {
+    "laconic compare": "five optimizers on bundled data, under a minute",
+    "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
+    "laconic compare fmnist-baselines --seeds 2": "a ready recipe, with one number changed",
+    "laconic meta-train lopt-a-digits --minutes 5": "train a learned optimizer on bundled data",
+    "laconic zoo list": "learned optimizers that are trained already",
+    "laconic sweep slowmo-coarse --task digits-mlp --rounds 100": "80 settings of SlowMo, ranked",
+    "laconic COMMAND --help": "every flag of a command",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: run a subcommand; errors become one line and a non-zero exit."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if any("\udc80" <= letter <= "\udcff" for word in argv for letter in word):
+            raise LaconicError("an argument is not valid UTF-8; labels and paths are written to records as text.")
+        sys.exit(dispatch(argv))
+    except LaconicError as error:
+        err.print("[bold red]error:[/]", end=" ")
+        say(str(error), err)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader of a pipe has left; nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Find the subcommand and run it."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        _help()
+        return 0
+    if argv[0] in ("--version", "-V"):
+        say(f"laconic {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        raise unknown("command", argv[0], COMMANDS)
+    return COMMANDS[argv[0]].run(argv[1:])
+
+
+def _help() -> None:
+    out.print("[bold]laconic[/] — distributed training that talks less\n")
+    for name, command in COMMANDS.items():
+        out.print(f"  [bold cyan]{name:<12}[/] {command.summary}", highlight=False)
+    say("\nTry first:")
+    width = max(map(len, EXAMPLES))
+    for example, what in EXAMPLES.items():
+        say(f"  {example:<{width}}  {what}")

@@ -1,0 +1,120 @@
+"""What every command shares: the two consoles, bars of progress, and leaving on a signal."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+# A pipe or a log has no width of its own; 140 columns hold every table.
+out = Console(width=None if sys.stdout.isatty() else 140, emoji=False)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else 140, emoji=False)
+
+
+def say(text: str, console: Console = out) -> None:
+    """A line just as it is: no markup, no colours, not broken."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(headers: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, left: int = 1) -> Table:
+    """A table of text; the first `left` columns are flush left and may be broken, the others are numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(headers):
+        made.add_column(name, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left)
+    for row in rows:
+        made.add_row(*(escape(cell) for cell in row))
+    return made
+
+
+def recipes_text(recipes: Mapping[str, tuple[str, Any]]) -> str:
+    """The recipes of a command, one line each, for its --help."""
+    lines = "\n".join(f"  {name}: {summary}" for name, (summary, _) in recipes.items())
+    return f"Recipes (first word, then flags to change it):\n{lines}"
+
+
+def wants_resume(argv: Iterable[str]) -> bool:
+    """Whether --resume is among the words."""
+    return any(word == "--resume" or word.startswith("--resume=") for word in argv)
+
+
+def go_on(command: str, folder: Path) -> str:
+    """The command that takes a stopped run up again."""
+    return shlex.join(["laconic", command, "--resume", str(folder)])
+
+
+class LiveBars:
+    """Watches a comparison or a sweep: one bar a method on stderr, with loss, rounds a second and time left."""
+
+    def __init__(self, bars: Progress):
+        self.bars = bars
+        self.ids: dict[str, Any] = {}
+        self.start: dict[str, int] = {}
+
+    def begin(self, label: str, rounds: int, done: int) -> None:
+        """A new bar."""
+        self.ids[label] = self.bars.add_task(label, total=rounds, completed=done, loss="compiling …", rate="")
+        self.start[label] = done
+
+    def progress(self, label: str, done: int, loss: float) -> None:
+        """Advance it."""
+        task = next(t for t in self.bars.tasks if t.id == self.ids[label])
+        rate = (done - self.start[label]) / max(task.elapsed or 0.0, 1e-9)
+        self.bars.update(self.ids[label], completed=done, loss=f"loss {loss:.4f}", rate=f"{rate:,.1f} rounds/s")
+
+    def note(self, text: str) -> None:
+        """A line above the bars."""
+        say(f"note: {text}", self.bars.console)
+
+
+def bars() -> Progress:
+    """The columns that `LiveBars` fills."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=err,
+    )
+
+
+class StopFlag:
+    """Ctrl-C or SIGTERM once: finish what is under way, save, leave. Twice: leave now, with the last checkpoint."""
+
+    def __init__(self, under_way: str = "this chunk of rounds") -> None:
+        self.signal: int | None = None
+        self.under_way = under_way
+
+    def __enter__(self) -> "StopFlag":
+        self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            err.show_cursor(True)  # a live display hides it
+            os._exit(128 + number)
+        self.signal = number
+        err.print(f"\nstopping after {self.under_way}; once more to leave at once", highlight=False)
+
+    def __call__(self) -> bool:
+        """Whether a signal came."""
+        return self.signal is not None
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that a signal stopped."""
+        return 128 + (self.signal or signal.SIGINT)

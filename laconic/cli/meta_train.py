@@ -1,0 +1,91 @@
+"""`laconic meta-train`: train a learned optimizer by a recipe."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from laconic.cli.console import StopFlag, err, go_on, recipes_text, say, wants_resume
+from laconic.cli.meta_display import MetaDisplay
+from laconic.errors import LaconicError, unknown
+from laconic.evaluate.compare import Interrupted
+from laconic.recipes.meta_config import META_RECIPES, MetaConfig, parse_inner
+from laconic.recipes.meta_train import meta_train, resume_meta_train
+
+EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
+_RESUME = "Take up meta-training where it stopped; its settings come from the folder."
+
+
+@dataclass(frozen=True)
+class MetaResumeConfig:
+    """Take up meta-training where it stopped."""
+
+    resume: Path
+    """The folder of the run."""
+    minutes: float | None = None
+    """Stop cleanly after about this long; by default go on to the end."""
+
+
+def run_meta_train(argv: Sequence[str]) -> int:
+    """`laconic meta-train RECIPE [--flags]` or `laconic meta-train --resume DIR [--minutes M]`."""
+    if wants_resume(argv):
+        arguments = tyro.cli(MetaResumeConfig, args=list(argv), prog="laconic meta-train", description=_RESUME)
+        name = arguments.resume.name
+    else:
+        name, arguments = _config(argv)
+    with StopFlag("these outer steps") as stop, MetaDisplay(name) as display:
+        try:
+            if isinstance(arguments, MetaResumeConfig):
+                folder, records = resume_meta_train(
+                    arguments.resume, observer=display, stop=stop, minutes=arguments.minutes
+                )
+            else:
+                command = shlex.join(["laconic", "meta-train", *argv])
+                folder, records = meta_train(arguments, observer=display, stop=stop, command=command, name=name)
+        except Interrupted as stopped:
+            display.close()
+            say(f"{stopped} Go on with: {go_on('meta-train', stopped.folder)}", err)
+            return stop.status if stop() else 0  # a budget of minutes that is used up is no failure
+    _print_summary(folder, records)
+    return 0
+
+
+def _config(argv: Sequence[str]) -> tuple[str, MetaConfig]:
+    rest = list(argv)
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    if name is None and not {"-h", "--help"} & set(rest):
+        say(f"{recipes_text(META_RECIPES)}\n\nExample: {EXAMPLE}\n", err)
+        raise LaconicError("meta-train needs the name of a recipe first; choose one of those above.")
+    if name is not None and name not in META_RECIPES:
+        raise unknown("recipe", name, META_RECIPES)
+    base = MetaConfig() if name is None else META_RECIPES[name][1]
+    description = f"Meta-train a learned optimizer on one task or several.\n\n{recipes_text(META_RECIPES)}"
+    config = tyro.cli(
+        MetaConfig, args=rest, default=base, prog=f"laconic meta-train {name or 'RECIPE'}", description=description
+    )
+    return name or "own", config
+
+
+def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    header, summary, folder = records[0]["config"], records[-1], folder.resolve()
+    best = folder / "best.safetensors"
+    config = MetaConfig(**{**header, "tasks": tuple(header["tasks"])})
+    inner = parse_inner(config.tasks[0], config)
+    sizes = {"task": inner.task, "workers": inner.workers, "local-steps": inner.local_steps, "batch": inner.batch}
+    flags = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    score = "infinite" if summary["best_score"] is None else f"{summary['best_score']:.4f}"
+    lines = {
+        "folder": folder,
+        "best": f"score {score} on held-out seeds (lower is better), outer step {summary['best_step']:,} "
+        f"of {summary['steps']:,}",
+        "took": f"{summary['seconds']:,.1f} s, {summary['rounds_per_second']:,.0f} rounds/s",
+        "weights": best,
+        "picture": folder / "learning-curve.png",
+        "in Python": f'laconic.load("{best}")',
+        "measure it": shlex.join(["laconic", "compare", *flags, "--optimizers", "local-sgd", str(best)]),
+    }
+    for name, value in lines.items():
+        say(f"{name + ':':<11} {value}")

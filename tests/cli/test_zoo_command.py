@@ -1,0 +1,108 @@
+"""`laconic zoo` on a shelf of the test's own."""
+
+import json
+
+import pytest
+
+from laconic import zoo
+from laconic.zoo.card import to_json
+from tests.cli.commands import assert_one_error, laconic
+from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
+    return folder
+
+
+@pytest.fixture
+def two(shelf):
+    zoo.publish(shelf / "made-up.safetensors", LOPT_A, weights(), a_card())
+    card = a_card(LAGG_A, name="other", summary="for [bold]eight[/bold] :smile:")
+    zoo.publish(shelf / "other.safetensors", LAGG_A, weights(LAGG_A), card)
+    return shelf
+
+
+def test_the_list_has_a_line_each(two, capfd):
+    code, out, _ = laconic(capfd, "zoo", "list")
+    assert code == 0
+    head, made_up, other = [line for line in out.splitlines() if line.strip(" ─━")][:3]
+    assert head.split() == ["name", "architecture", "K", "trained", "on", "summary"]
+    assert made_up.split()[:5] == ["made-up", "lopt-a", "any", "fmnist-mlp2,", "fmnist-mlp3"]
+    assert other.split()[:3] == ["other", "lagg-a", "8"]
+    assert "for [bold]eight[/bold] :smile:" in other
+
+
+def test_an_empty_shelf_says_so(shelf, capfd):
+    code, out, _ = laconic(capfd, "zoo", "list")
+    assert code == 0
+    assert "No optimizer is published" in out
+    assert "laconic meta-train" in out
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_card_is_shown(two, capfd, by_path):
+    name = two / "made-up.safetensors" if by_path else "made-up"
+    code, out, _ = laconic(capfd, "zoo", "show", name)
+    assert code == 0
+    for part in ("made-up", "laconic.load", "4500", "Diverges after 2000 rounds <sometimes>.", "NVIDIA H200"):
+        assert part in out
+    assert "|---|" not in out  # it is rendered
+    code, out, _ = laconic(capfd, "zoo", "show", name, "--json")
+    assert code == 0
+    assert json.loads(out) == to_json(a_card())
+
+
+def test_an_export_prints_its_paths(two, tmp_path, capfd):
+    folder = tmp_path / "a" / "b"
+    code, out, _ = laconic(capfd, "zoo", "export", "made-up", "--out", folder)
+    assert code == 0
+    assert out.splitlines() == [str(folder / f"made-up.{end}") for end in ("safetensors", "md", "json")]
+    assert zoo.load(folder / "made-up.safetensors").card == a_card()
+    assert json.loads((folder / "made-up.json").read_text()) == to_json(a_card())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert_one_error(capfd, ["zoo", "export", "made-up", "--out", folder], ["would be overwritten"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["lst"], ["unknown zoo command", "Did you mean 'list'?"]),
+        (["list", "all"], ["takes no arguments"]),
+        (["show", "made-dup"], ["unknown published optimizer", "Did you mean 'made-up'?"]),
+        (["show", "./nowhere.safetensors"], ["nowhere.safetensors is not a file"]),
+        (["export", "./nowhere.safetensors", "--out", "x"], ["nowhere.safetensors is not a file"]),
+        (["export", "made-up", "--out", "/dev/null/x"], ["cannot write"]),
+    ],
+)
+def test_errors_are_one_line(two, argv, parts, capfd, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert_one_error(capfd, ["zoo", *argv], parts)
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_name_on_an_empty_shelf_is_an_error(shelf, capfd):
+    assert_one_error(capfd, ["zoo", "show", "made-up"], ["no optimizer is published", ".safetensors"])
+
+
+def test_a_damaged_file_is_an_error(two, capfd):
+    data = bytearray((two / "other.safetensors").read_bytes())
+    data[-1] ^= 1
+    (two / "other.safetensors").write_bytes(bytes(data))
+    assert_one_error(capfd, ["zoo", "show", "other"], ["other.safetensors is damaged"])
+    assert_one_error(capfd, ["zoo", "list"], ["other.safetensors is damaged"])
+
+
+def test_help_teaches(capfd):
+    for argv in ((), ("--help",)):
+        code, out, _ = laconic(capfd, "zoo", *argv)
+        assert code == 0
+        assert all(f"laconic zoo {action}" in out for action in ("list", "show", "export"))
+    code, out, _ = laconic(capfd, "zoo", "show", "--help")
+    assert code == 0
+    assert "--json" in out
