@@ -4,15 +4,21 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from laconic.evaluate.outcome import summarise
 from laconic.evaluate.summary import markdown_table
+from laconic.evaluate.sweep_report import ranking_table
 from laconic.evaluate.timing import parse_link
+from laconic.recipes.publish import results_of
 from laconic.store.runlog import read
+from laconic.zoo import load, published
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(path.parent for path in (ROOT / "results").glob("*/records.jsonl"))
+SWEEPS = sorted(path.parent for path in (ROOT / "results").glob("sweeps/*/records.jsonl"))
+EXPLORED = sorted((ROOT / "results" / "meta").glob("explore-*"))
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
@@ -49,3 +55,43 @@ def test_the_docs_show_the_benchmarks(name):
     docs = (ROOT / "docs" / "results.md").read_text()
     for key in ("round_ratio", "server_step_speedup", "temporary_bytes_per_parameter", "server_step_seconds"):
         assert f"| {figures[key]} |" in docs
+
+
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
+def test_the_docs_show_the_sweeps_rankings(sweep):
+    table = ranking_table(read(sweep / "records.jsonl")).strip()
+    assert table == (sweep / "ranking.md").read_text().strip()
+    assert table in (ROOT / "docs" / "results.md").read_text()
+
+
+@pytest.mark.parametrize("run", EXPLORED, ids=lambda run: run.name)
+def test_the_docs_show_how_the_recipe_was_chosen(run):
+    records = read(run / "records.jsonl")
+    config, judged = records[0]["config"], [r for r in records if r["kind"] == "judged"][-1]
+    at = dict(zip(judged["at"], judged["losses"][0], strict=True))
+    numbers = [f"{config['gamma']:g}", config["truncation"], config["steps"], config["ramp"], f"{config['peak']:g}"]
+    numbers += [f"{judged['score']:.4f}", f"{at[100]:.3f}", f"{at[1000]:.3f}"]
+    row = " | ".join([run.name.removeprefix("explore-"), *map(str, numbers)])
+    assert f"| {row} |" in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_the_docs_show_the_speed_of_meta_training():
+    figures = json.loads((ROOT / "results" / "benchmarks" / "meta-train-h200.json").read_text())["figures"]
+    docs = (ROOT / "docs" / "results.md").read_text()
+    for name, key in (("LOpt-A", "lopt-a"), ("LAgg-A", "lagg-a")):
+        assert f"| {name} | {figures[key]['rounds_per_second']} | {figures[key]['outer_step_seconds']} |" in docs
+
+
+def test_the_docs_peaks_of_test_accuracy_are_the_records():
+    docs = (ROOT / "docs" / "results.md").read_text()
+    for record in read(ROOT / "results" / "fmnist-learned" / "records.jsonl"):
+        if record["kind"] == "method" and record["method"] in ("slowmo", "lopt-a-fmnist", "lagg-a-fmnist"):
+            curve = np.mean(np.asarray(record["heldout"]["accuracy"], float), axis=0)
+            assert f"{100 * curve.max():.2f} %" in docs, record["label"]
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_card_says_what_its_records_say(name):
+    for result in load(name).card.results:
+        folder = ROOT / "results" / Path(result["record"]).parent
+        assert result in results_of(folder, name), result

@@ -4,8 +4,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from laconic.errors import LaconicError
+from laconic.evaluate.compare import RECORDS
 from laconic.outer.learned import Theta
 from laconic.recipes.meta_config import MetaConfig
+from laconic.store.runlog import read
 from laconic.zoo import Card, load, publish
 
 LICENSE = "Apache-2.0"
@@ -52,9 +57,53 @@ def publish_run(
     publish(path, learned, theta, card)
 
 
-def ship(source: Path, path: Path, summary: str, results: list[dict[str, Any]], limits: list[str]) -> Card:
-    """A run's φ under its final name (the file's), with measured results and known limits on its card."""
+def ship(
+    source: Path,
+    path: Path,
+    summary: str,
+    results: list[dict[str, Any]],
+    limits: list[str],
+    before: Path | None = None,
+) -> Card:
+    """A run's φ under its final name (the file's), with measured results and known limits on its card.
+
+    `before` is the φ that the run began from: its outer steps and seconds are counted in.
+    """
     found = load(str(source))
     card = replace(found.card, name=path.stem, summary=summary, results=results, limits=limits)
+    if before is not None:
+        first = load(str(before)).card
+        card = replace(card, outer_steps=card.outer_steps + first.outer_steps, seconds=card.seconds + first.seconds)
     publish(path, found.learned, found.theta, card)
     return card
+
+
+def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
+    """What a comparison's records say about one of its methods, for a card; `folder` lies in results/."""
+    records = read(folder / RECORDS)
+    config, summary = records[0]["config"], records[-1]
+    row = next((r for r in summary["rows"] if r["label"] == label), None)
+    if row is None:
+        raise LaconicError(f"{folder} has no method labelled {label!r}.")
+    curve = np.mean(np.asarray(_method(records, label)["heldout"]["accuracy"], float), axis=0)
+    setting = (
+        f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}, {config['rounds']} rounds, "
+        f"{config['seeds']} seeds from {config['first_seed']}"
+    )
+    measured = {
+        f"rounds to train loss {summary['target_loss']:g}": row["rounds_to_target"],
+        f"speedup over {summary['reference']}": row["speedup"],
+        "final train loss": row["final_train"],
+        "best test accuracy over rounds": float(np.max(curve)),
+        "seeds that diverged": row["diverged"],
+    }
+    rounded = {k: v if v is None or isinstance(v, int) else float(f"{v:.4g}") for k, v in measured.items()}
+    record = f"{folder.name}/{RECORDS}"
+    return [
+        {"task": config["task"], "setting": setting, "metric": metric, "value": value, "record": record}
+        for metric, value in rounded.items()
+    ]
+
+
+def _method(records: list[dict[str, Any]], label: str) -> dict[str, Any]:
+    return next(r for r in records if r["kind"] == "method" and r["label"] == label)
