@@ -18,6 +18,7 @@ class CompareConfig:
         "fedadam:gamma=0.3,eta=0.03",
         "adam:alpha=0.02",
         "diloco",
+        "lopt-a-digits",
     )
     """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value."""
     workers: int = 8
@@ -53,7 +54,14 @@ class CompareConfig:
 
 
 RECIPES: dict[str, tuple[str, CompareConfig]] = {
-    "digits": ("five hand-designed optimizers on the bundled digits, under a minute on a laptop", CompareConfig()),
+    "digits": (
+        "five hand-designed optimizers and a learned one on the bundled digits, about a minute on a laptop",
+        CompareConfig(),
+    ),
+    "digits-learned": (
+        "the same and an optimizer that never saw digits, on ten seeds that nothing was trained or tuned on",
+        CompareConfig(optimizers=(*CompareConfig.optimizers, "lopt-a-fmnist"), seeds=10, first_seed=100),
+    ),
     "fmnist-baselines": (
         "the paper's tuned baselines on Fashion-MNIST: 2-layer MLP, K = 8, H = 4, B = 128, 1000 rounds, 10 seeds",
         CompareConfig(
