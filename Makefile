@@ -8,7 +8,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint types format dist bench clean
+.PHONY: help demo test test-slow test-all lint types format docs docs-serve dist bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,10 @@ $(VENV)/.core: pyproject.toml $(VENV)/.python
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.core  ## compare optimizers on bundled data, about a minute
@@ -49,6 +53,12 @@ format: $(VENV)/.dev  ## put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs  ## build the documentation into site/; a broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs-serve: $(VENV)/.docs  ## show the documentation in a browser, and follow what you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
@@ -57,4 +67,4 @@ bench: $(VENV)/.dev  ## measure speed and memory against plain JAX and a textboo
 	$(BIN)/python benchmarks/meta_train.py
 
 clean:  ## remove what was built
-	rm -rf $(VENV) dist build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist build site *.egg-info .pytest_cache .ruff_cache

@@ -5,15 +5,22 @@ from laconic.compress import Compressor, parse_compressor
 from laconic.data.feed import Resident, Streamed
 from laconic.errors import LaconicError
 from laconic.evaluate.run import Method, Setting, Simulation, local_method
+from laconic.meta.horizon import Horizon
+from laconic.meta.problem import Inner
+from laconic.meta.train import MetaTrainer, Outer
 from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
 from laconic.recipes.compare import compare, resume
 from laconic.recipes.config import CompareConfig
+from laconic.recipes.meta_config import MetaConfig
+from laconic.recipes.meta_train import meta_train
 from laconic.recipes.methods import METHODS, parse_method
+from laconic.recipes.sweep import SweepConfig, sweep
 from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
 from laconic.tasks.base import Aux, Task, plain_task
 from laconic.tasks.catalog import TASKS, make_task
 from laconic.version import __version__
 from laconic.workers import Meshed, Simulated, worker_mesh
+from laconic.zoo import load, published
 
 __all__ = [
     "METHODS",
@@ -23,13 +30,18 @@ __all__ = [
     "Client",
     "CompareConfig",
     "Compressor",
+    "Horizon",
+    "Inner",
     "Items",
     "LaconicError",
     "LearnedOptimizer",
     "LocalOptimizer",
     "Meshed",
     "Message",
+    "MetaConfig",
+    "MetaTrainer",
     "Method",
+    "Outer",
     "OuterOptimizer",
     "Resident",
     "RoundState",
@@ -38,6 +50,7 @@ __all__ = [
     "Simulated",
     "Simulation",
     "Streamed",
+    "SweepConfig",
     "Task",
     "__version__",
     "communication_round",
@@ -46,12 +59,16 @@ __all__ = [
     "from_optax",
     "gradient_client",
     "init_round",
+    "load",
     "local_client",
     "local_method",
     "make_task",
+    "meta_train",
     "parse_compressor",
     "parse_method",
     "plain_task",
+    "published",
     "resume",
+    "sweep",
     "worker_mesh",
 ]

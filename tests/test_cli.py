@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from laconic import cli
+from laconic import cli, zoo
 from laconic.recipes.methods import METHODS
 from laconic.store.runlog import read
 from laconic.tasks.catalog import TASKS
@@ -40,8 +40,15 @@ def test_version(capfd):
 def test_lists_have_one_line_each(capfd):
     out = laconic(capfd, "tasks")[1]
     assert [line.split()[0] for line in out.splitlines()] == list(TASKS)
-    out = laconic(capfd, "optimizers")[1]
-    assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == list(METHODS)
+    methods, trained, words = laconic(capfd, "optimizers")[1].split("\n\n")
+    assert [line.split()[0] for line in methods.splitlines()] == list(METHODS)
+    heading, *lines = trained.splitlines()
+    assert "trained already" in heading
+    assert [line.split()[0] for line in lines] == zoo.published()
+    for line, card in zip(lines, zoo.cards().values(), strict=True):
+        assert card.summary in line
+        assert f"(gamma={card.local['learning_rate']}, scale=1.0, weight_decay=0.0)" in line
+    assert ".safetensors" in words
 
 
 def test_a_comparison_ends_with_the_table_and_the_report(capfd, tmp_path):

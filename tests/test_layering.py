@@ -19,6 +19,7 @@ LAYERS = [
     {"meta", "evaluate", "federated"},
     {"engines", "torch", "flower"},
     {"recipes"},
+    {"reproduce"},
     {"cli"},
     {"__main__"},
 ]

@@ -9,6 +9,8 @@ from laconic.cli.compare import run_compare
 from laconic.cli.console import err, out, say
 from laconic.cli.lists import list_optimizers, list_tasks
 from laconic.cli.meta_train import run_meta_train
+from laconic.cli.report import run_report
+from laconic.cli.reproduce import run_reproduce
 from laconic.cli.sweep import run_sweep_command
 from laconic.cli.zoo import run_zoo
 from laconic.errors import LaconicError, unknown
@@ -27,11 +29,13 @@ COMMANDS: dict[str, Command] = {
     "meta-train": Command(run_meta_train, "train a learned optimizer, by a recipe"),
     "zoo": Command(run_zoo, "list, show or export the learned optimizers that come with laconic"),
     "sweep": Command(run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"),
+    "reproduce": Command(run_reproduce, "carry out one of the paper's experiments, beside the paper's numbers"),
+    "report": Command(run_report, "gather all records under a folder on one page"),
     "tasks": Command(list_tasks, "list what can be trained"),
     "optimizers": Command(list_optimizers, "list what can be compared"),
 }
 EXAMPLES = {
-    "laconic compare": "five optimizers on bundled data, under a minute",
+    "laconic compare": "five optimizers and a learned one on bundled data",
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
     "laconic compare fmnist-baselines --seeds 2": "a ready recipe, with one number changed",
     "laconic meta-train lopt-a-digits --minutes 5": "train a learned optimizer on bundled data",

@@ -1,12 +1,13 @@
 """`laconic tasks` and `laconic optimizers`: what there is, a line each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.markup import escape
 
-from laconic.cli.console import out
+from laconic.cli.console import out, say
+from laconic.cli.zoo import warn_of_damage
 from laconic.errors import LaconicError
-from laconic.recipes.methods import METHODS, options_of
+from laconic.recipes.methods import METHODS, Entry, options_of, published_methods
 from laconic.tasks.catalog import TASKS
 
 
@@ -22,13 +23,21 @@ def list_tasks(argv: Sequence[str]) -> int:
 def list_optimizers(argv: Sequence[str]) -> int:
     """`laconic optimizers`: one line each, with options."""
     _no_arguments("optimizers", argv)
-    for name, entry in METHODS.items():
-        _line(name, entry.summary, ", ".join(f"{key}={value}" for key, value in options_of(name).items()))
-    out.print(
-        "\nOptions follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All take compress= and label=;"
-    )
-    out.print("those with local steps also clip= (gradient norm) and decay= (weight decay).")
+    _methods(METHODS)
+    trained = published_methods()
+    warn_of_damage()
+    if trained:
+        say("\nLearned optimizers that are trained already (more about one: laconic zoo show NAME):")
+        _methods(trained)
+    say("\nThe path of a .safetensors file, such as a meta-training's best.safetensors, works as a name too.")
+    say("Options follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All take compress= and label=;")
+    say("those with local steps also clip= (gradient norm) and decay= (weight decay).")
     return 0
+
+
+def _methods(entries: Mapping[str, Entry]) -> None:
+    for name, entry in entries.items():
+        _line(name, entry.summary, ", ".join(f"{key}={value}" for key, value in options_of(name).items()))
 
 
 def _line(name: str, summary: str, options: str) -> None:

@@ -2,13 +2,15 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tyro
+from rich.console import Console
 
 from laconic.cli.console import StopFlag, err, go_on, recipes_text, say, wants_resume
+from laconic.cli.hosts import Hosts
 from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError, unknown
 from laconic.evaluate.compare import Interrupted
@@ -27,16 +29,27 @@ class MetaResumeConfig:
     """The folder of the run."""
     minutes: float | None = None
     """Stop cleanly after about this long; by default go on to the end."""
+    hosts: tyro.conf.OmitArgPrefixes[Hosts] = field(default_factory=Hosts)
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Settings and, apart from them, who takes part."""
+
+    config: tyro.conf.OmitArgPrefixes[MetaConfig]
+    hosts: tyro.conf.OmitArgPrefixes[Hosts]
 
 
 def run_meta_train(argv: Sequence[str]) -> int:
     """`laconic meta-train RECIPE [--flags]` or `laconic meta-train --resume DIR [--minutes M]`."""
     if wants_resume(argv):
         arguments = tyro.cli(MetaResumeConfig, args=list(argv), prog="laconic meta-train", description=_RESUME)
-        name = arguments.resume.name
+        name, hosts = arguments.resume.name, arguments.hosts
     else:
-        name, arguments = _config(argv)
-    with StopFlag("these outer steps") as stop, MetaDisplay(name) as display:
+        name, arguments, hosts = _config(argv)
+    speaks = hosts.join()
+    console = err if speaks else Console(stderr=True, quiet=True)
+    with StopFlag("these outer steps") as stop, MetaDisplay(name, console) as display:
         try:
             if isinstance(arguments, MetaResumeConfig):
                 folder, records = resume_meta_train(
@@ -47,13 +60,14 @@ def run_meta_train(argv: Sequence[str]) -> int:
                 folder, records = meta_train(arguments, observer=display, stop=stop, command=command, name=name)
         except Interrupted as stopped:
             display.close()
-            say(f"{stopped} Go on with: {go_on('meta-train', stopped.folder)}", err)
+            say(f"{stopped} Go on with: {go_on('meta-train', stopped.folder)}", console)
             return stop.status if stop() else 0  # a budget of minutes that is used up is no failure
-    _print_summary(folder, records)
+    if speaks:
+        _print_summary(folder, records)
     return 0
 
 
-def _config(argv: Sequence[str]) -> tuple[str, MetaConfig]:
+def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
     rest = list(argv)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if name is None and not {"-h", "--help"} & set(rest):
@@ -63,10 +77,9 @@ def _config(argv: Sequence[str]) -> tuple[str, MetaConfig]:
         raise unknown("recipe", name, META_RECIPES)
     base = MetaConfig() if name is None else META_RECIPES[name][1]
     description = f"Meta-train a learned optimizer on one task or several.\n\n{recipes_text(META_RECIPES)}"
-    config = tyro.cli(
-        MetaConfig, args=rest, default=base, prog=f"laconic meta-train {name or 'RECIPE'}", description=description
-    )
-    return name or "own", config
+    prog = f"laconic meta-train {name or 'RECIPE'}"
+    begin = tyro.cli(_Begin, args=rest, default=_Begin(base, Hosts()), prog=prog, description=description)
+    return name or "own", begin.config, begin.hosts
 
 
 def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import tyro
 from rich.markdown import Markdown
 
-from laconic.cli.console import out, say, table
+from laconic.cli.console import err, out, say, table
 from laconic.errors import LaconicError, unknown
-from laconic.zoo import cards, export, load, to_markdown
+from laconic.zoo import cards, export, faults, load, to_markdown
 from laconic.zoo.card import to_json
 
 USAGE = """\
@@ -57,6 +57,7 @@ def list_zoo(argv: Sequence[str]) -> None:
     if argv and argv[0] not in ("-h", "--help"):
         raise LaconicError(f"'laconic zoo list' takes no arguments, got {' '.join(argv)!r}.")
     found = cards()
+    warn_of_damage()
     if not found:
         say("No optimizer is published with this laconic; train one: laconic meta-train lopt-a-digits")
         return
@@ -72,6 +73,12 @@ def list_zoo(argv: Sequence[str]) -> None:
     ]
     headers = ("name", "architecture", "K", "trained on", "summary")
     out.print(table(headers, rows, left=len(headers)))
+
+
+def warn_of_damage() -> None:
+    """A line on stderr for each published file that cannot be read."""
+    for name, reason in faults().items():
+        say(f"note: {name} is left out: {reason}", err)
 
 
 def show_zoo(argv: Sequence[str]) -> None:

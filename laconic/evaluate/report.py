@@ -35,7 +35,7 @@ from laconic.evaluate.summary import (
 )
 from laconic.store import atomic
 
-__all__ = ["markdown_table", "page", "table_rows", "write_report"]
+__all__ = ["curves_section", "markdown_table", "page", "summary_section", "table_rows", "write_report"]
 
 LADDER = 5  # round losses in the table of times, beside the target
 
@@ -64,7 +64,7 @@ def page(records: Sequence[Record]) -> str:
         f"{count(run['task']['parameters'])} parameters · {config['workers']} workers · {config['local_steps']} local "
         f"steps · batch {config['batch']} · {count(config['rounds'])} rounds · {seeds} seed{'s' * (seeds > 1)}"
     )
-    sections = [("Summary", _summary(records)), ("Curves", _figures(records))]
+    sections = [("Summary", summary_section(records)), ("Curves", curves_section(records))]
     times = _times(records)
     if times is not None:
         sections.append((f"What fewer rounds are worth on a {config['link']} link", html.table(times)))
@@ -80,7 +80,8 @@ def page(records: Sequence[Record]) -> str:
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _summary(records: Sequence[Record]) -> str:
+def summary_section(records: Sequence[Record]) -> str:
+    """The table of methods, the best values marked."""
     summary, link_given = of_kind(records, "summary")[-1], of_kind(records, "run")[0]["config"]["link"] is not None
     headers, rows = table_rows(summary, link_given)
     best = best_cells(summary, link_given, bounds(records))
@@ -97,7 +98,8 @@ def _but(records: Sequence[Record]) -> str:
     return f" ({', '.join(sorted(bounds(records)))} left out)" if bounds(records) else ""
 
 
-def _figures(records: Sequence[Record]) -> str:
+def curves_section(records: Sequence[Record]) -> str:
+    """Every panel of curves under one legend."""
     shown = [*panels(records), *([bits_panel(records)] if traffic_differs(records) else [])]
     labels = [legend_label(method) for method in of_kind(records, "method")]
     legend = html.key(zip(styles(records), labels, strict=True))

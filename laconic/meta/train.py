@@ -14,23 +14,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from laconic.errors import LaconicError, require_positive, unknown
 from laconic.meta.estimator import GradientEstimator, Metrics
 from laconic.meta.horizon import Horizon
+from laconic.meta.mesh import AXIS, put
 from laconic.meta.problem import Inner, capped, check_fits, training_problem
 from laconic.meta.registry import ESTIMATORS
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.tasks.base import Task
 
-AXIS = "groups"
 JUDGED_SEEDS = 1 << 30  # seeds from here on are the judge's; people's seeds are small numbers
 
 
 @dataclass(frozen=True)
 class Outer:
-    """How φ is trained. The defaults are those that did best here; `PAPER` holds the paper's own.
+    """How φ is trained; the recipes of meta-training hold the numbers that did best here, and the paper's own.
 
     clip:    the norm each task's meta-gradient is clipped to (0: not at all)
     average: decay of the exponential average of φ that is judged beside φ itself (0: none)
@@ -104,9 +104,11 @@ class MetaTrainer:
         self.learned, self.inners, self.outer, self.mesh = learned, tuple(inners), outer, mesh
         self._adamw = outer.adamw()
         self.tasks = self._everywhere(tuple(tasks))
+        whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._start = jax.jit(self._init, out_shardings=self._shardings())
-        self._advance = jax.jit(self._outer_step, donate_argnums=1)
-        self._judge = jax.jit(self._curves, static_argnames=("seeds", "rounds"))
+        self._advance = jax.jit(self._outer_step, donate_argnums=1, out_shardings=(self._shardings(), whole))
+        self._judge = jax.jit(self._curves, static_argnames=("seeds", "rounds"), out_shardings=whole)
+        self._collect = jax.jit(lambda state: state, out_shardings=whole)
 
     @property
     def rounds_per_step(self) -> int:
@@ -120,11 +122,17 @@ class MetaTrainer:
         if theta is None:
             theta = self.learned.init(jax.random.fold_in(key, 0))
         self.learned.check(theta)
-        return self._start(self.tasks, self._everywhere(theta), key)
+        return self._start(self.tasks, *self._everywhere((theta, key)))
 
     def place(self, state: MetaState) -> MetaState:
         """A state read from a file, where this trainer keeps its own."""
-        return state if self.mesh is None else jax.device_put(state, self._shardings())
+        return state if self.mesh is None else put(state, self._shardings())
+
+    def collect(self, state: MetaState) -> MetaState:
+        """The whole state where this process can read it; of several processes all must ask for it together."""
+        if jax.process_count() == 1:
+            return state
+        return jax.tree.map(lambda x: x.addressable_data(0), self._collect(state))
 
     def advance(self, state: MetaState) -> tuple[MetaState, Progress]:
         """One outer step. The given state is used up."""
@@ -136,13 +144,14 @@ class MetaTrainer:
         return [np.asarray(curves) for curves in self._judge(self.tasks, theta, seeds=seeds, rounds=rounds)]
 
     def _everywhere(self, tree: Any) -> Any:
-        return jax.device_put(tree, None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec()))
+        return jax.device_put(tree) if self.mesh is None else put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
     def _shardings(self) -> Any:
         """Estimator states are split over groups, all else is the same everywhere."""
         if self.mesh is None:
             return None
-        whole, split = NamedSharding(self.mesh, PartitionSpec()), NamedSharding(self.mesh, PartitionSpec(AXIS))
+        whole: Any = NamedSharding(self.mesh, PartitionSpec())
+        split = NamedSharding(self.mesh, PartitionSpec(AXIS))
         return MetaState(whole, whole, whole, (split,) * len(self.inners), whole, whole)
 
     def _estimator(self, task: Task, inner: Inner) -> GradientEstimator:
@@ -170,12 +179,11 @@ class MetaTrainer:
         norms = jnp.stack([optax.tree.norm(g) for g in gradients])
         gradient = jax.tree.map(lambda *g: sum(g) / len(g), *map(self._clipped, gradients, norms))
         updates, adamw = self._adamw.update(gradient, state.adamw, state.theta)
-        theta = optax.apply_updates(state.theta, updates)
+        theta: Any = optax.apply_updates(state.theta, updates)
         keep = self.outer.average
         average = jax.tree.map(lambda a, t: keep * a + (1 - keep) * t, state.average, theta)
-        progress = Progress(
-            jnp.stack([jnp.mean(m.loss) for m in metrics]), norms, sum(jnp.sum(m.reset) for m in metrics)
-        )
+        resets = jnp.sum(jnp.stack([jnp.sum(m.reset) for m in metrics]))
+        progress = Progress(jnp.stack([jnp.mean(m.loss) for m in metrics]), norms, resets)
         return MetaState(theta, average, adamw, states, state.step + 1, state.key), progress
 
     def _gradient(
@@ -228,12 +236,3 @@ def score(curves: Sequence[np.ndarray], tasks: Sequence[Task], horizon: Horizon)
     units = [math.log(task.classes) if task.classes else 1.0 for task in tasks]
     means = [[c[:, :end].mean() / unit for end in ends] for c, unit in zip(curves, units, strict=True)]
     return float(np.mean(means))
-
-
-def group_mesh(devices: int | None = None) -> Mesh:
-    """A mesh of the first devices (default: all, of all processes) along the axis of groups."""
-    here = jax.devices()
-    count = len(here) if devices is None else devices
-    if not 1 <= count <= len(here):
-        raise LaconicError(f"a mesh of {count} devices cannot be made of the {len(here)} there are.")
-    return jax.make_mesh((count,), (AXIS,), axis_types=(AxisType.Auto,), devices=here[:count])

@@ -2,7 +2,8 @@
 
 The tensor is seen as [L, A, B], its two factored axes last. Features that are the same along a row or a column enter
 the first layer as precomputed vectors; the per-parameter ones are formed in registers from the raw fields (Δ, W, m, v),
-so per parameter only those are read and one number is written. Letters: N hidden units · j a block of columns.
+so per parameter only those are read and one number is written.
+Letters: n deltas (1 or K) · N hidden units · c one of the three decays · λ the scale of a step.
 """
 
 from functools import partial
@@ -54,41 +55,46 @@ def serves(backend: str, hidden: int, ada: Ada | None) -> bool:
     return backend == "gpu" and ada is not None and ada.col is not None and hidden >= 16 and hidden & (hidden - 1) == 0
 
 
-def learned_step(theta: dict[str, jax.Array], f: Fields, output_scale: float, interpret: bool = False) -> jax.Array:
-    """The step [1, L, A, B] from a factored tensor's fields; φ's first layer has normalisers and time folded in."""
-    n = f.deltas.shape[0]
+def learned_step(theta: dict[str, jax.Array], fields: Fields, lam: float, interpret: bool = False) -> jax.Array:
+    """λ·d·exp(λ·m) [1, L, A, B] from a factored tensor's fields.
+
+    φ's first layer has normalisers and time folded in. `interpret` runs the kernel on any device, slowly.
+    """
+    n = fields.deltas.shape[0]
     deltas, parameter, row, col, rsqrt_row, rsqrt_col, momenta = jnp.split(
         theta["w0"], [n, n + 12, n + 15, n + 18, n + 21, n + 24]
     )
     # The paper's row accumulators average over the largest axis, which may be A: then they run along the columns.
-    sides = [(f.row, f.delta_factors[0], row, rsqrt_row), (f.col, f.delta_factors[1], col, rsqrt_col)]
-    along_a = f.row.shape[2:] == (f.param.shape[2], 1)
+    of_row, of_col = fields.delta_factors
+    sides = [(fields.row, of_row, row, rsqrt_row), (fields.col, of_col, col, rsqrt_col)]
+    along_a = fields.row.shape[2:] == (fields.param.shape[2], 1)
     (rows, row_factors, *w_row), (cols, col_factors, *w_col) = sides if along_a else sides[::-1]
     both = lambda x: jnp.concatenate([x, jax.lax.rsqrt(x + 1e-8)])
     by_row = jnp.einsum("fn,fla->lan", jnp.concatenate(w_row), both(rows)[..., 0]) + theta["b0"][None, None, :]
     by_column = jnp.einsum("fn,flb->lnb", jnp.concatenate(w_col), both(cols)[:, :, 0])
     first = First(deltas, jnp.concatenate([parameter, momenta]), by_row, by_column)
     layers = Layers(theta["w1"].T, theta["b1"], theta["w2"].T, theta["b2"])
-    mean = None if n == 1 else f.mean[0]
-    raw = Raw(f.deltas, mean, f.param[0], f.m, f.v[0], row_factors[..., 0], col_factors[:, :, 0])
-    return fused_step(first, layers, raw, output_scale, interpret)[None]
+    mean = None if n == 1 else fields.mean[0]
+    factors = row_factors[..., 0], col_factors[:, :, 0]
+    raw = Raw(fields.deltas, mean, fields.param[0], fields.m, fields.v[0], *factors)
+    return _run(first, layers, raw, lam, interpret)[None]
 
 
-def fused_step(first: First, layers: Layers, raw: Raw, output_scale: float, interpret: bool = False) -> jax.Array:
-    """λ·d·exp(λ·m) for every parameter [L, A, B], λ being `output_scale`."""
+def _run(first: First, layers: Layers, raw: Raw, lam: float, interpret: bool) -> jax.Array:
+    """The kernel over every parameter [L, A, B]."""
     L, A, B = raw.parameter.shape
     block = min(BLOCK, max(16, pl.next_power_of_2(B)))
     arrays = [x for x in (*first, *layers, *raw) if x is not None]
     whole = [pl.BlockSpec(x.shape, partial(_origin, x.ndim)) for x in arrays]
     run = pl.pallas_call(
-        partial(_kernel, raw.mean is not None, block, output_scale),
+        partial(_kernel, raw.mean is not None, block, lam),
         grid=(pl.cdiv(L * A, ROWS), pl.cdiv(B, block)),
         in_specs=whole,
         out_specs=pl.BlockSpec((L, A, B), partial(_origin, 3)),
         out_shape=jax.ShapeDtypeStruct((L, A, B), jnp.float32),
         interpret=interpret,
         name="learned_step",
-        **({} if interpret else {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=1)}),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
     )
     return run(*arrays)
 
@@ -97,7 +103,7 @@ def _origin(axes: int, *grid: Any) -> tuple[int, ...]:
     return (0,) * axes
 
 
-def _kernel(separate_mean: bool, block: int, output_scale: float, *refs: Any) -> None:
+def _kernel(separate_mean: bool, block: int, lam: float, *refs: Any) -> None:
     """Program (i, j): `ROWS` rows from i on, one block of columns."""
     w_deltas, w_parameter, by_row, by_column, w1, b1, w2, b2, deltas, *rest, out = refs
     mean, rest = (rest[0], rest[1:]) if separate_mean else (None, rest)
@@ -124,13 +130,14 @@ def _kernel(separate_mean: bool, block: int, output_scale: float, *refs: Any) ->
         m_3, v_1 = [read(m, c) for c in range(3)], read(v)
         rsqrt_v = jax.lax.rsqrt(v_1 + 1e-6)
         features = [read(parameter), *m_3, v_1, *(x * rsqrt_v for x in m_3), rsqrt_v]
-        features += [delta * f for f in factors] + [x * f for x, f in zip(m_3, factors, strict=True)]
-        for f, feature in enumerate(features):
-            h += w_parameter[f, :][:, None] * feature[None, :]
+        features += [delta * factor for factor in factors]
+        features += [x * factor for x, factor in zip(m_3, factors, strict=True)]
+        for number, feature in enumerate(features):
+            h += w_parameter[number, :][:, None] * feature[None, :]
         h = jnp.maximum(dot(w1[...], jnp.maximum(h, 0.0)) + b1[...][:, None], 0.0)
         direction = jnp.sum(w2[0, :][:, None] * h, axis=0) + b2[0]
         magnitude = jnp.sum(w2[1, :][:, None] * h, axis=0) + b2[1]
-        step = output_scale * direction * jnp.exp(output_scale * magnitude)
+        step = lam * direction * jnp.exp(lam * magnitude)
         triton.store(out.at[layer, a, columns], step, mask=live)
 
 

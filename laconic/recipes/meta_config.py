@@ -32,6 +32,8 @@ class MetaConfig:
     """The workers' own optimizer."""
     gamma: float = 0.3
     """The workers' learning rate."""
+    local_clip: float = 0.0
+    """Norm that the workers clip their gradients to; 0: not clipped."""
     compress: str = "dense"
     """How messages are compressed inside the unroll, e.g. topk:0.01+ef."""
     dropout: float = 0.0
@@ -114,6 +116,7 @@ TASK_OPTIONS: dict[str, type] = {
     "batch": int,
     "local": str,
     "gamma": float,
+    "local_clip": float,
     "compress": str,
     "dropout": float,
     "objective": str,
@@ -135,7 +138,7 @@ def parse_inner(spec: str, config: MetaConfig) -> Inner:
             values[key] = TASK_OPTIONS[key](text)
         except ValueError:
             raise LaconicError(f"task {spec!r}: {key} must be a number, got {text!r}.") from None
-    local = LocalOptimizer(values.pop("local"), values.pop("gamma"))
+    local = LocalOptimizer(values.pop("local"), values.pop("gamma"), clip=values.pop("local_clip"))
     return Inner(task=task, local=local, **values)
 
 

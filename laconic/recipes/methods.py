@@ -16,7 +16,7 @@ from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, require_seed, unknown
 from laconic.evaluate.run import Method, local_method
 from laconic.outer import OUTER, OuterOptimizer, from_optax
-from laconic.zoo import load, published
+from laconic.zoo import cards, load, published
 
 FLOAT32_MAX = 3.4028234e38
 COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
@@ -120,8 +120,8 @@ METHODS: dict[str, Entry] = {
 
 
 def published_methods() -> dict[str, Entry]:
-    """The learned optimizers that come with the package, by name."""
-    return {name: _published(name) for name in published()}
+    """The learned optimizers that come with the package, by name; without damaged ones."""
+    return {name: _published(name) for name in cards()}
 
 
 def entry_of(name: str) -> Entry:
@@ -172,8 +172,8 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
         if common["clip"] or common["decay"]:
             raise LaconicError(f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay.")
         return Method(label, gradient_client, parts.outer, how, name, parts.budget)
-    local = parts.local
-    local = replace(local, clip=common["clip"] or local.clip, weight_decay=common["decay"] or local.weight_decay)
+    said = {field: common[key] for key, field in {"clip": "clip", "decay": "weight_decay"}.items() if key in given}
+    local = replace(parts.local, **said)
     return replace(local_method(label, local, parts.outer, how), name=name, budget=parts.budget)
 
 

@@ -2,6 +2,6 @@
 
 from laconic.zoo.card import Card, to_markdown
 from laconic.zoo.published import Published, publish
-from laconic.zoo.shelf import cards, export, load, published
+from laconic.zoo.shelf import cards, export, faults, load, published
 
-__all__ = ["Card", "Published", "cards", "export", "load", "publish", "published", "to_markdown"]
+__all__ = ["Card", "Published", "cards", "export", "faults", "load", "publish", "published", "to_markdown"]

@@ -23,8 +23,13 @@ def published() -> list[str]:
 
 
 def cards() -> dict[str, Card]:
-    """Their cards by name."""
-    return {name: read_meta(_locate(name))[1] for name in published()}
+    """Their cards by name; those of files that cannot be read are left out, and `faults` names them."""
+    return {name: card for name, card in _survey().items() if isinstance(card, Card)}
+
+
+def faults() -> dict[str, str]:
+    """What is wrong with each file that cannot be read, by name; nothing, unless files were damaged."""
+    return {name: str(error) for name, error in _survey().items() if isinstance(error, LaconicError)}
 
 
 def export(name_or_path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
@@ -39,6 +44,17 @@ def export(name_or_path: str | os.PathLike[str], folder: str | os.PathLike[str])
     atomic.write_text(page, to_markdown(card))
     runlog.write_json(data, to_json(card))
     return targets
+
+
+def _survey() -> dict[str, Card | LaconicError]:
+    """Every name with its card, or with the error that reading it gave."""
+    found: dict[str, Card | LaconicError] = {}
+    for name in published():
+        try:
+            found[name] = read_meta(_locate(name))[1]
+        except LaconicError as error:
+            found[name] = error
+    return found
 
 
 def _locate(name_or_path: str | os.PathLike[str]) -> Path:

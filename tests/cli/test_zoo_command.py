@@ -90,12 +90,45 @@ def test_a_name_on_an_empty_shelf_is_an_error(shelf, capfd):
     assert_one_error(capfd, ["zoo", "show", "made-up"], ["no optimizer is published", ".safetensors"])
 
 
-def test_a_damaged_file_is_an_error(two, capfd):
-    data = bytearray((two / "other.safetensors").read_bytes())
+def damage(path):
+    data = bytearray(path.read_bytes())
     data[-1] ^= 1
-    (two / "other.safetensors").write_bytes(bytes(data))
+    path.write_bytes(bytes(data))
+
+
+def test_a_damaged_file_is_an_error(two, capfd):
+    damage(two / "other.safetensors")
     assert_one_error(capfd, ["zoo", "show", "other"], ["other.safetensors is damaged"])
-    assert_one_error(capfd, ["zoo", "list"], ["other.safetensors is damaged"])
+
+
+def about(out):
+    """The words of each line that is about one of the two."""
+    return [words for words in map(str.split, out.splitlines()) if words[:1] in (["made-up"], ["other"])]
+
+
+@pytest.mark.parametrize("argv", [["zoo", "list"], ["optimizers"]], ids=" ".join)
+def test_lists_survive_a_damaged_file(two, capfd, argv):
+    code, whole, err = laconic(capfd, *argv)
+    assert (code, err) == (0, "")
+    (made_up, _) = about(whole)
+    damage(two / "other.safetensors")
+    code, rest, err = laconic(capfd, *argv)
+    assert code == 0
+    (note,) = err.splitlines()
+    assert note.startswith("note: other is left out: ")
+    assert f"{two / 'other.safetensors'} is damaged" in note
+    assert about(rest) == [made_up]
+
+
+def test_a_shelf_of_damaged_files_is_empty(two, capfd):
+    for path in two.iterdir():
+        damage(path)
+    assert zoo.cards() == {}
+    assert list(zoo.faults()) == zoo.published() == ["made-up", "other"]
+    code, out, err = laconic(capfd, "zoo", "list")
+    assert code == 0
+    assert "No optimizer is published" in out
+    assert len(err.splitlines()) == 2
 
 
 def test_help_teaches(capfd):

@@ -1,13 +1,20 @@
 """Methods by name: parsing, defaults, and what each is made of."""
 
+from dataclasses import asdict
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.evaluate.run import Setting, Simulation
-from laconic.recipes.methods import METHODS, options_of, parse_method
+from laconic import zoo
+from laconic.client import LocalOptimizer, Shared
+from laconic.evaluate.run import Setting, Simulation, local_method
+from laconic.recipes.methods import METHODS, options_of, parse_method, published_methods
 from laconic.tasks.base import plain_task
+from tests.outer.trees import QUICK
+from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
 
 RNG = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -111,3 +118,110 @@ def test_options_are_listed():
 def test_bad_specs_say_what_is_wrong(spec, parts, raises_clearly):
     with raises_clearly(*parts):
         parse_method(spec, 2)
+
+
+# --- published optimizers ---------------------------------------------------------------------------------------------
+
+LOCAL = LocalOptimizer("sgd", 0.07, weight_decay=0.01, clip=1.25)
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """Two published optimizers: one of the mean delta, one for eight workers."""
+    folder = tmp_path / "weights"
+    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
+    card = {"local": asdict(LOCAL), "summary": "for tests"}
+    zoo.publish(folder / "made-up.safetensors", LOPT_A, weights(), a_card(name="made-up", **card))
+    zoo.publish(folder / "eight.safetensors", LAGG_A, weights(LAGG_A), a_card(LAGG_A, name="eight", **card))
+    return folder
+
+
+def by_hand(w, batches, gamma, clip, decay):
+    """Δ of clipped SGD steps with weight decay on the mean square error, in float64."""
+    start = w = np.asarray(w, np.float64)
+    for rows in batches:
+        x, y = X[rows].astype(np.float64), Y[rows].astype(np.float64)
+        gradient = 2 * x.T @ (x @ w - y) / len(rows)
+        if clip:
+            gradient *= min(1.0, clip / np.linalg.norm(gradient))
+        w = w - gamma * (gradient + decay * w)
+    return start - w
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ("", (0.07, 1.25, 0.01)),
+        (":gamma=0.2", (0.2, 1.25, 0.01)),
+        (":clip=0.5", (0.07, 0.5, 0.01)),
+        (":decay=0.3,scale=2", (0.07, 1.25, 0.3)),
+        (":clip=0,decay=0", (0.07, 0.0, 0.0)),
+    ],
+)
+def test_the_local_optimizer_is_the_cards_unless_the_spec_says_otherwise(shelf, task, by_path, options, numbers):
+    name = str(shelf / "made-up.safetensors") if by_path else "made-up"
+    method = parse_method(name + options, 5)
+    assert (method.name, method.label) == (name, name + options)
+    client, shared = method.client(task), Shared({"w": jnp.asarray([3.0, -1.0, 0.5, 2.0])})
+    batches = np.arange(24).reshape(3, 8)
+    message, _, _ = client.run(shared, client.init(shared), jnp.asarray(batches), jax.random.key(0))
+    expected = by_hand(shared.params["w"], batches, *numbers)
+    np.testing.assert_allclose(message.delta["w"], expected, rtol=1e-5)
+
+
+def final_weights(task, method, K):
+    simulation = Simulation(task, method, Setting(K, 2, 8, 4, (0, 1), 4))
+    (chunk,) = simulation.run(simulation.start())
+    return np.asarray(chunk.state.shared.params["w"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "learned", "K", "knobs"),
+    [
+        ("made-up", LOPT_A, 3, {}),
+        ("{shelf}/eight.safetensors:scale=0.5,weight_decay=0.125", LAGG_A, 8, {"scale": 0.5, "weight_decay": 0.125}),
+    ],
+    ids=["by-name", "by-path"],
+)
+def test_a_published_optimizer_is_its_weights_bit_for_bit(spec, learned, K, knobs, shelf, task, monkeypatch):
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
+    theta = {part: jnp.asarray(x) for part, x in weights(learned).items()}
+    direct = local_method("direct", LOCAL, learned(theta, **knobs))
+    found = final_weights(task, parse_method(spec.format(shelf=shelf), K), K)
+    np.testing.assert_array_equal(found, final_weights(task, direct, K))
+
+
+def test_published_options_labels_and_horizon(shelf):
+    assert options_of("made-up") == {"gamma": 0.07, "scale": 1.0, "weight_decay": 0.0}
+    method = parse_method("made-up:compress=topk:0.5+ef,label=mine", 3)
+    assert (method.name, method.label, method.compressor.name) == ("made-up", "mine", "topk:0.5+ef")
+    assert (method.outer.combine, method.outer.workers, method.outer.horizon) == ("mean", None, 1000)
+    method = parse_method("eight", 8)
+    assert (method.outer.combine, method.outer.workers) == ("gather", 8)
+    assert {name: entry.summary for name, entry in published_methods().items()} == {
+        "eight": "for tests",
+        "made-up": "for tests",
+    }
+
+
+def test_published_optimizers_that_cannot_be_used_say_so(shelf, raises_clearly):
+    with raises_clearly("eight", "K = 8 workers", "cannot serve 3"):
+        parse_method("eight", 3)
+    with raises_clearly("cannot serve 2"):
+        parse_method(str(shelf / "eight.safetensors"), 2)
+    with raises_clearly("unknown optimizer 'made-dup'", "Did you mean 'made-up'?", "eight", "slowmo"):
+        parse_method("made-dup", 3)
+    with raises_clearly("option of made-up", "Did you mean 'scale'?"):
+        parse_method("made-up:scales=2", 3)
+    with raises_clearly("learning rate must be positive"):
+        parse_method("made-up:gamma=0", 3)
+    with raises_clearly("nowhere.safetensors is not a file"):
+        parse_method("nowhere.safetensors", 3)
+    data = bytearray((shelf / "made-up.safetensors").read_bytes())
+    data[-1] ^= 1
+    (shelf / "made-up.safetensors").write_bytes(bytes(data))
+    for name in ("made-up", str(shelf / "made-up.safetensors")):
+        with raises_clearly("made-up.safetensors is damaged"):
+            parse_method(name, 3)
+    assert list(published_methods()) == ["eight"]

@@ -1,0 +1,101 @@
+"""`laconic reproduce`: the paper's experiments, one command each."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, out, say, table, wants_resume
+from laconic.cli.meta_display import MetaDisplay
+from laconic.errors import LaconicError
+from laconic.evaluate.compare import Interrupted, Observer
+from laconic.recipes.meta_run import MetaObserver
+from laconic.reproduce.experiment import needs
+from laconic.reproduce.page import tables
+from laconic.reproduce.registry import EXPERIMENTS, experiment
+from laconic.reproduce.run import reproduce, resume_experiment
+from laconic.reproduce.scale import SMOKE_LINE, at_scale
+
+_RESUME = "Take up an experiment where it stopped; its name and scale come from the folder."
+
+
+@dataclass(frozen=True)
+class ReproduceConfig:
+    """Carry out one of the paper's experiments; the same command again goes on where it stopped."""
+
+    name: tyro.conf.Positional[str]
+    """Which one: a name from `laconic reproduce --list`."""
+    scale: Literal["smoke", "full"] = "smoke"
+    """smoke: minutes on a laptop, to see that it works; full: the paper's settings, for a large GPU."""
+    out: Path | None = None
+    """The folder to write or go on with; by default results/reproduce/NAME-SCALE."""
+
+
+@dataclass(frozen=True)
+class ReproduceResumeConfig:
+    """Take up an experiment where it stopped."""
+
+    resume: Path
+    """The folder of the experiment."""
+
+
+class OnScreen:
+    """Shows each run of an experiment as its own command would."""
+
+    @contextmanager
+    def compare(self, title: str) -> Iterator[Observer]:
+        """Bars, under the name of the panel."""
+        say(title, err)
+        with bars() as shown:
+            yield LiveBars(shown)
+
+    @contextmanager
+    def meta_train(self, title: str) -> Iterator[MetaObserver]:
+        """The panel of meta-training."""
+        with MetaDisplay(title) as display:
+            yield display
+
+
+def run_reproduce(argv: Sequence[str]) -> int:
+    """`laconic reproduce NAME [--scale …] [--out DIR]`, `--resume DIR` or `--list`."""
+    if "--list" in argv:
+        return _list()
+    if not argv:
+        raise LaconicError("reproduce needs the name of an experiment; `laconic reproduce --list` shows them.")
+    if wants_resume(argv):
+        again = tyro.cli(ReproduceResumeConfig, args=list(argv), prog="laconic reproduce", description=_RESUME)
+    else:
+        names = "\n".join(f"  {name}: {found.what}" for name, found in EXPERIMENTS.items())
+        about = f"Carry out one of the paper's experiments.\n\nExperiments:\n{names}"
+        again = tyro.cli(ReproduceConfig, args=list(argv), prog="laconic reproduce", description=about)
+    with StopFlag() as stop:
+        try:
+            if isinstance(again, ReproduceResumeConfig):
+                folder, record = resume_experiment(again.resume, watching=OnScreen(), stop=stop)
+            else:
+                folder, record = reproduce(again.name, again.scale, again.out, watching=OnScreen(), stop=stop)
+        except Interrupted as stopped:
+            say(f"{stopped} Go on with: {go_on('reproduce', stopped.folder)}", err)
+            return stop.status
+    _print_outcome(folder, record)
+    return 0
+
+
+def _list() -> int:
+    for name, found in EXPERIMENTS.items():
+        out.print(f"[bold cyan]{name:<20}[/] {found.what}", highlight=False, soft_wrap=True)
+        out.print(f"{'':<20} [dim]full: {needs(found)}[/]", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _print_outcome(folder: Path, record: dict[str, Any]) -> None:
+    found = at_scale(experiment(record["name"]), record["scale"])
+    for shown in tables(found, record["rows"]):
+        out.print(table(shown.headers, shown.rows, shown.title, left=2))
+    if record["scale"] == "smoke":
+        say(SMOKE_LINE)
+    for name in ("table.md", "table.html", "figure.png", "records.jsonl"):
+        say(f"{name + ':':<14} {(folder / name).resolve()}")

@@ -1,0 +1,224 @@
+"""The report of everything as one HTML page that needs nothing else: no scripts, no links to anywhere outside it."""
+
+import base64
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from laconic.evaluate import figures, sweep_report
+from laconic.evaluate import report_page as html
+from laconic.evaluate.book_panels import figures_of, meta_facts, meta_panels
+from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, rendered
+from laconic.evaluate.panels import Panel
+from laconic.evaluate.report import curves_section, summary_section
+from laconic.evaluate.summary import count, notes, verdict
+
+MADE_BY = '<meta name="generator" content="laconic report">'
+SAVED_AT, SHOWN_AT = 160, 110  # dots an inch of our PNG files, and of the largest they are shown at
+# Where the screen is narrower than this many dots an inch a picture scrolls sideways: small ones fit a phone, and in
+# those of many cells the letters are small already.
+NARROW, WIDE, MANY_INCHES = 62, 100, 6
+CSS = """
+code { overflow-wrap: anywhere; }
+article { margin: 1.2rem 0 3rem; min-width: 0; }
+article > h3 { font-size: 1.3rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
+article > * + * { margin-top: .9rem; }
+article .verdict { margin-top: .8rem; } article .verdict p { font-size: 1.05rem; }
+section > h2, nav > h2 { font-size: 1.6rem; }
+nav > div { display: grid; gap: 0 2rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 14rem), 1fr)); }
+nav p { font-weight: 600; }
+nav ul { margin: .2rem 0 .9rem; padding-left: 1.1rem; } nav a { color: inherit; overflow-wrap: anywhere; }
+.smoke { display: inline-block; padding: .1rem .5rem; border: 1px solid currentColor; border-radius: 4px;
+  font-size: .8rem; }
+.own .key { display: flex; } .picture { padding: .6rem; background: #ffffff; } .picture img { display: block;
+  width: 100%; height: auto; }
+"""
+
+
+def page(book: Book) -> tuple[str, Book]:
+    """The page → (HTML, the book without what could not be shown)."""
+    shown, book = rendered(book, article)
+    body = [_contents(book.runs)]
+    for kind, title in KINDS.items():
+        texts = [text for run, text in shown if run.kind == kind]
+        if texts:
+            body.append(f"<section><h2>{escape(title)}</h2>\n" + "\n".join(texts) + "</section>")
+    about = book.root / "README.md"
+    if about.is_file():
+        words = marked(about.read_text(encoding="utf-8", errors="replace"))
+        body.append(f"<section><h2>About these records</h2>{words}</section>")
+    body.append(f"<section><h2>How the numbers are defined</h2>{html.pairs(html.DEFINITIONS, 'terms')}</section>")
+    many = len(book.runs)
+    found = f"{count(many)} run{'s' * (many > 1)} on record under {book.root.name or book.root}."
+    lost = [f"Skipped: {line}" for line in book.skipped]
+    return _whole(html.verdict(found, lost) + "\n".join(body)), book
+
+
+def article(run: Run) -> str:
+    """One run: what came out, its figures, and what made them."""
+    badge = f'<p><span class="smoke">{escape(SMOKE_NOTE)}</span></p>' if run.smoke else ""
+    heading = f'<article id="{_anchor(run)}"><h3>{html.label(run.name)}</h3>{badge}'
+    return f"{heading}\n{BODIES[run.kind](run)}\n{_made(run)}</article>"
+
+
+# --- what each kind of run shows --------------------------------------------------------------------------------------
+
+
+def _comparison(run: Run) -> str:
+    config, task = run.records[0]["config"], run.records[0]["task"]
+    words = f"{task['name']}, {count(task['parameters'])} parameters · {_setting(config)}"
+    opening = html.verdict(verdict(run.records), notes(run.records))
+    return f"<p>{escape(words)}</p>{opening}{summary_section(run.records)}\n{curves_section(run.records)}"
+
+
+def _sweep(run: Run) -> str:
+    config = run.records[0]["config"]
+    words = f"{config['method']} on {config['task']} · {_setting(config)}"
+    kept = run.path.with_name("ranking.png")
+    image = kept.read_bytes() if kept.is_file() else figures.png_bytes(sweep_report.sweep_figure(run.records))
+    described = f"{config['method']}: every point of the grid"
+    return f"<p>{escape(words)}</p>{marked(sweep_report.ranking_table(run.records))}{picture(image, described)}"
+
+
+def _meta(run: Run) -> str:
+    drawn = [_panel(panel) for panel in meta_panels(run.records)]
+    note = '<p class="muted">One run: lines have no error band.</p>'
+    kind = "figures odd own" if len(drawn) % 2 else "figures own"
+    return html.pairs(meta_facts(run.records)) + note + f'<div class="{kind}">{"".join(drawn)}</div>'
+
+
+def _panel(panel: Panel) -> str:
+    described = f"{panel.title}: {panel.y_label} against {panel.x_label}"
+    svg = html.inline_svg(figures.svg_bytes(figures.panel_figure(panel)), described)
+    return html.figure(panel.title, "", svg, html.key((curve.style, curve.label) for curve in panel.curves))
+
+
+def _experiment(run: Run) -> str:
+    folder = run.path.parent
+    last = [record for record in run.records if record["kind"] == "experiment"][-1]
+    parts = [f"<p>{escape(str(last.get('title', last.get('name', run.name))))}</p>"]
+    table, image = folder / "table.md", folder / "figure.png"
+    if table.is_file():
+        parts.append(marked(table.read_text(encoding="utf-8")))
+    if image.is_file():
+        parts.append(picture(image.read_bytes(), f"{run.name}: its figure"))
+    return "\n".join(parts)
+
+
+def _benchmark(run: Run) -> str:
+    columns = [figures_of(record) for record in run.records]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    heads = ["measured"] if len(columns) == 1 else [f"run {i}" for i in range(1, len(columns) + 1)]
+    rows = [[name, *(column.get(name, "–") for column in columns)] for name in names]
+    note = f"Benchmark {run.records[0]['benchmark']}, as its program wrote it."
+    return html.table(html.Table(run.name, note, ["what", *heads], rows))
+
+
+BODIES = {
+    "comparison": _comparison,
+    "experiment": _experiment,
+    "sweep": _sweep,
+    "meta-training": _meta,
+    "benchmark": _benchmark,
+}
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def _setting(config: dict[str, Any]) -> str:
+    sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
+    return f"{sizes} · {count(config['rounds'])} rounds, {config['seeds']} seed{'s' * (config['seeds'] != 1)}"
+
+
+def _made(run: Run) -> str:
+    origin = run.origin
+    about = [("commit", origin.commit), ("device", origin.device), ("started", origin.started), ("took", origin.took)]
+    return html.command(origin.command) + html.pairs(about)
+
+
+def _anchor(run: Run) -> str:
+    return "run-" + re.sub(r"[^A-Za-z0-9_-]", lambda match: f".{ord(match[0]):x}", run.name)
+
+
+def _contents(runs: Sequence[Run]) -> str:
+    parts = []
+    for kind, title in KINDS.items():
+        entries = [
+            f'<li><a href="#{_anchor(run)}">{escape(run.name)}</a>{" (smoke)" if run.smoke else ""}</li>'
+            for run in runs
+            if run.kind == kind
+        ]
+        if entries:
+            parts.append(f"<div><p>{escape(title)}</p><ul>{''.join(entries)}</ul></div>")
+    return f'<nav aria-label="Contents"><h2>Contents</h2><div>{"".join(parts)}</div></nav>'
+
+
+def picture(png: bytes, description: str) -> str:
+    """A PNG inside the page; where it is wider than the screen it scrolls instead of shrinking past reading."""
+    if png[:8] != b"\x89PNG\r\n\x1a\n":
+        raise ValueError("the picture is no PNG file")
+    inches = int.from_bytes(png[16:20], "big") / SAVED_AT
+    least = inches * (NARROW if inches <= MANY_INCHES else WIDE)
+    data = base64.b64encode(png).decode()
+    described = escape(description)
+    return (
+        f'<div class="card"><div class="scroll picture" role="region" aria-label="{described}" tabindex="0">'
+        f'<img alt="{described}" style="min-width: {least:.0f}px; max-width: {inches * SHOWN_AT:.0f}px" '
+        f'src="data:image/png;base64,{data}">'
+        "</div></div>"
+    )
+
+
+def marked(text: str) -> str:
+    """The little Markdown that our own tables and notes use: headings, lists, paragraphs and tables."""
+    parts = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.strip().splitlines()
+        if lines and lines[0].startswith("|"):
+            parts.append(_table(lines))
+        elif lines and lines[0].startswith("#"):
+            parts.append(f"<h3>{escape(lines[0].lstrip('# '))}</h3>")
+        elif lines and lines[0].startswith("- "):
+            items = re.split(r"(?:^|\n)- ", "\n".join(lines))[1:]
+            parts.append("<ul>" + "".join(f"<li>{_words(item)}</li>" for item in items) + "</ul>")
+        elif lines:
+            parts.append(f"<p>{_words(' '.join(lines))}</p>")
+    return "\n".join(parts)
+
+
+def _table(lines: Sequence[str]) -> str:
+    """A Markdown table; bold cells are the best ones."""
+    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in lines]
+    headers, rows = cells[0], cells[2:]
+    best = frozenset((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell.startswith("**"))
+    plain = [[re.sub(r"\*\*|`", "", cell).replace("\\|", "|") for cell in row] for row in rows]
+    note = "Bold marks the best of a column." if best else f"{len(rows)} row{'s' * (len(rows) != 1)}."
+    return html.table(html.Table(headers[0] or "table", note, headers, plain, best))
+
+
+def _words(text: str) -> str:
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text)).replace("**", "")
+
+
+def _whole(body: str) -> str:
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+{MADE_BY}
+<title>laconic: all results</title>
+<style>{html.CSS}{CSS}</style>
+</head>
+<body>
+<main>
+<header><p class="eyebrow">laconic report</p>
+<h1>All results</h1></header>
+{body}
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,179 @@
+"""Drawing an experiment: a grid of axes with means ± standard errors, bars beside the paper's numbers, one legend."""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from laconic.evaluate.figures import CEILING, RC
+from laconic.evaluate.panels import COLOURS, GRID, INK, round_values
+from laconic.evaluate.summary import MISSING
+from laconic.reproduce.curves import Axes, Line, Look, all_axes, looks_of
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.outcome import METRICS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Plot
+    from matplotlib.figure import Figure
+
+Record = dict[str, Any]
+COLUMNS, LEGEND_COLUMNS = 3, 4
+
+
+def experiment_figure(
+    experiment: Experiment, panels: Mapping[str, Sequence[Record]], rows: Sequence[Record], note: str = ""
+) -> "Figure":
+    """Every axes of the experiment; `note` is a line below its title."""
+    from matplotlib.figure import Figure
+
+    if experiment.sweeps:
+        return _sweeps_figure(experiment, rows, note)
+    shown = all_axes(experiment, panels)
+    bars = [across for across in experiment.across if across.kind == "bars"]
+    across = min(COLUMNS, len(shown) + len(bars))
+    down = math.ceil((len(shown) + len(bars)) / across)
+    looks = looks_of(panels)
+    with _our_style():
+        size = (4.4 * across, 3.4 * down + 0.5 + 0.22 * math.ceil(len(looks) / LEGEND_COLUMNS))
+        figure = Figure(figsize=(max(size[0], 6.4), size[1]), layout="constrained", facecolor="white")
+        plots = figure.subplots(down, across, squeeze=False).ravel()
+        for plot, axes in zip(plots, shown, strict=False):
+            draw_axes(plot, axes)
+        for plot, bar in zip(plots[len(shown) :], bars, strict=False):
+            draw_bars(plot, bar.title, experiment, rows, looks)
+        for plot in plots[len(shown) + len(bars) :]:
+            plot.set_axis_off()
+        _title(figure, experiment, note)
+        _legend(figure, looks)
+    return figure
+
+
+@contextmanager
+def _our_style() -> Iterator[None]:
+    """Our settings on top of matplotlib's own defaults, undone on the way out."""
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", RC]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
+def _title(figure: "Figure", experiment: Experiment, note: str) -> None:
+    figure.suptitle(experiment.title + (f"\n{note}" if note else ""), fontsize=11, fontweight="bold", parse_math=False)
+
+
+def _legend(figure: "Figure", looks: Mapping[str, Look]) -> None:
+    handles, where = _handles(looks.items()), "outside lower center"
+    figure.legend(handles=handles, loc=where, ncols=LEGEND_COLUMNS, frameon=False, handlelength=3)
+
+
+def _handles(looks: Iterable[tuple[str, Look]]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=colour, linestyle=(0, dashes) if dashes else "-", linewidth=1.9, label=label)
+        for label, (colour, dashes) in looks
+    ]
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def draw_axes(plot: "Plot", axes: Axes) -> None:
+    """Curves with bands; a loss far above where training starts is off the chart."""
+    top = _ceiling(axes)
+    for line in axes.lines:
+        _draw_line(plot, line, top)
+    values = np.concatenate([line.y[np.isfinite(line.y) & (line.y <= top)] for line in axes.lines] or [np.ones(0)])
+    if axes.log_y and values.size and values.min() > 0:
+        plot.set_yscale("log")
+        margin = max(values.max() / values.min(), 1.1) ** 0.04
+        plot.set_ylim(values.min() / margin, values.max() * margin)
+        _round_ticks(plot)
+    plot.set_title(axes.title, loc="left", fontsize=10, fontweight="bold", parse_math=False)
+    plot.set_xlabel(axes.x_label)
+    plot.set_ylabel(axes.y_label)
+    plot.grid(color=GRID, linewidth=0.7)
+    plot.set_axisbelow(True)
+    if axes.key:
+        plot.legend(handles=_handles(axes.key), fontsize=7, frameon=False, handlelength=3.2)
+
+
+def _draw_line(plot: "Plot", line: Line, top: float) -> None:
+    y = np.where(line.y <= top, line.y, np.nan)
+    style = (0, line.dashes) if line.dashes else "-"
+    options = {"color": line.colour, "linewidth": 1.6, "linestyle": style, "label": line.label}
+    marker = "o" if np.isfinite(y).sum() <= 3 else ""
+    plot.plot(line.x, y, **options, marker=marker, markersize=3)
+    drawn = np.isfinite(y) & (line.error > 0)
+    low, high = (np.where(drawn, np.minimum(y + sign * line.error, top), np.nan) for sign in (-1, 1))
+    plot.fill_between(line.x, low, high, color=line.colour, alpha=0.16, linewidth=0)
+    if line.level is not None and line.level <= top:
+        plot.axhline(line.level, color=line.colour, linewidth=0.9, linestyle=":")
+
+
+def _ceiling(axes: Axes) -> float:
+    finite = [line.y[np.isfinite(line.y)] for line in axes.lines]
+    starts = [values[0] for values in finite if values.size]
+    return CEILING * float(np.median(starts)) if axes.log_y and starts else math.inf
+
+
+def _round_ticks(plot: "Plot") -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    plot.yaxis.set_major_locator(FixedLocator(round_values(*plot.get_ylim(), most=6)))
+    plot.yaxis.set_minor_locator(NullLocator())
+    plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+# --- bars -------------------------------------------------------------------------------------------------------------
+
+
+def draw_bars(
+    plot: "Plot", title: str, experiment: Experiment, rows: Sequence[Record], looks: Mapping[str, Look]
+) -> None:
+    """The first metric of each panel as bars ± errors, the paper's number of the same as a diamond, – for never."""
+    labels, metric = list(looks), experiment.panels[0].metrics[0]
+    width = 0.8 / len(labels)
+    for g, panel in enumerate(experiment.panels):
+        for row in (r for r in rows if r["panel"] == panel.name and r["metric"] == metric):
+            at = g + (labels.index(row["label"]) - (len(labels) - 1) / 2) * width
+            if row["ours"] is None:
+                plot.text(at, 0, MISSING, ha="center", va="bottom", fontsize=7)
+            else:
+                plot.bar(at, row["ours"], width, yerr=row["error"], color=looks[row["label"]][0], error_kw={"lw": 0.8})
+            if row["paper"] is not None and row.get("target") == row.get("paper_target"):
+                mark = {"color": "white", "markeredgecolor": INK, "marker": "D", "markersize": 4}
+                plot.errorbar(at, row["paper"], yerr=row["paper_error"], ecolor=INK, elinewidth=0.6, **mark)
+    plot.set_xticks(range(len(experiment.panels)), [_short(p.title) for p in experiment.panels], fontsize=6.5)
+    plot.set_title(f"{title} (◇ the paper)", loc="left", fontsize=10, fontweight="bold")
+    plot.set_ylabel(METRICS[metric].title.format(target="the target loss"))
+    plot.grid(color=GRID, linewidth=0.7, axis="y")
+    plot.set_axisbelow(True)
+
+
+def _short(title: str) -> str:
+    return title.replace(", ", ",\n")
+
+
+def _sweeps_figure(experiment: Experiment, rows: Sequence[Record], note: str) -> "Figure":
+    """The loss at the best point of each sweep, and at the paper's values in the same sweep."""
+    from matplotlib.figure import Figure
+
+    with _our_style():
+        figure = Figure(figsize=(8.6, 1.4 + 0.2 * len(rows)), layout="constrained", facecolor="white")
+        plot = figure.subplots()
+        for i, row in enumerate(rows):
+            for field, marker, colour in (("loss", "o", COLOURS[0]), ("paper_loss", "D", COLOURS[1])):
+                if row[field] is not None:
+                    plot.plot(row[field], i, marker=marker, color=colour, markersize=5, linestyle="none")
+        plot.set_yticks(range(len(rows)), [row["panel"] for row in rows], fontsize=7)
+        plot.invert_yaxis()
+        plot.set_xlabel("loss that the sweep ranks by")
+        plot.grid(color=GRID, linewidth=0.7)
+        _title(figure, experiment, note)
+        _legend(figure, {"best point found here": (COLOURS[0], ()), "the paper's values, here": (COLOURS[1], ())})
+    return figure

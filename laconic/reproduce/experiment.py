@@ -1,0 +1,145 @@
+"""An experiment as data: comparisons, the learned optimizers they need, and the paper's numbers for their rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from laconic.recipes.config import CompareConfig
+from laconic.recipes.meta_config import MetaConfig
+from laconic.recipes.sweep import SweepConfig
+
+AVERAGE = "average"  # the panel of rows that are means over panels
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of the paper's, with its standard error where it gives one; None is its hyphen: never reached."""
+
+    value: float | None
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A learned optimizer by the settings it is meta-trained with, and the published one that may stand in for it."""
+
+    name: str
+    config: MetaConfig
+    zoo: str | None = None
+
+
+@dataclass(frozen=True)
+class Use:
+    """A learned optimizer as a row of a panel."""
+
+    label: str
+    learned: Learned
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One comparison.
+
+    config:  its setting and hand-designed methods, each with a label; those of `learned` come after them
+    paper:   label → the paper's number, of the first of `metrics`; `paper_target` is the loss that its rounds are to
+    metrics: keys of `outcome.METRICS`, the columns of its table · shown: keys of `draw.KINDS`, an axes each
+    """
+
+    name: str
+    title: str
+    config: CompareConfig
+    learned: tuple[Use, ...] = ()
+    paper: Mapping[str, Number] = field(default_factory=dict)
+    paper_target: float | None = None
+    metrics: tuple[str, ...] = ("speedup", "final_train")
+    shown: tuple[str, ...] = ("train",)
+
+
+@dataclass(frozen=True)
+class Across:
+    """An axes with curves of several panels: all their rows, or those of some labels."""
+
+    title: str
+    kind: str
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SweepPanel:
+    """One row of a table of tuned values: the sweep that finds them, and what the paper found.
+
+    sweep: the sweep's name, shared by rows that rank its points by different rules · paper: hyper-parameter → value
+    """
+
+    sweep: str
+    title: str
+    config: SweepConfig
+    rank_by: str
+    paper: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A table of the paper's that nothing here is run for."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure.
+
+    says: what the paper states of it in words · leaves_out: what of it is not covered here, and where values had to
+    be chosen · averaged: the panels whose first metric is averaged · across: axes over several panels
+    """
+
+    name: str
+    title: str
+    what: str
+    panels: tuple[Panel, ...] = ()
+    says: tuple[str, ...] = ()
+    leaves_out: tuple[str, ...] = ()
+    averaged: tuple[str, ...] = ()
+    across: tuple[Across, ...] = ()
+    sweeps: tuple[SweepPanel, ...] = ()
+    listings: tuple[Listing, ...] = ()
+
+    def optimizers(self) -> dict[str, Learned]:
+        """The learned optimizers that its panels need, each once."""
+        return {use.learned.name: use.learned for panel in self.panels for use in panel.learned}
+
+    def tasks(self) -> list[str]:
+        """The tasks it trains on, by name alone, each once."""
+        specs = [panel.config.task for panel in self.panels] + [sweep.config.task for sweep in self.sweeps]
+        specs += [inner.task for learned in self.optimizers().values() for inner in learned.config.inners()]
+        return list(dict.fromkeys(spec.partition(":")[0] for spec in specs))
+
+
+def needs(experiment: Experiment) -> str:
+    """What the full scale takes, in counts."""
+    parts = []
+    runs = [(p.config.rounds, p.config.seeds, len(p.config.optimizers) + len(p.learned)) for p in experiment.panels]
+    if runs:
+        methods = sum(count for _, _, count in runs)
+        rounds, seeds = max(r for r, _, _ in runs), max(s for _, s, _ in runs)
+        parts.append(f"{methods} runs of {rounds:,} rounds and {seeds} seeds in {_plural(len(runs), 'comparison')}")
+    trained = [learned for learned in experiment.optimizers().values()]
+    if trained:
+        steps = f"{_span([learned.config.steps for learned in trained])} outer steps each"
+        published = sum(learned.zoo is not None for learned in trained)
+        besides = f", {published} of them published already" if published else ""
+        parts.append(f"{_plural(len(trained), 'learned optimizer')} of {steps}{besides}")
+    if experiment.sweeps:
+        parts.append(_plural(len({panel.sweep for panel in experiment.sweeps}), "sweep"))
+    return f"{'; '.join(parts)}; tasks {', '.join(experiment.tasks())}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _span(values: Sequence[Any]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

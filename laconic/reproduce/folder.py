@@ -1,0 +1,100 @@
+"""The folder of an experiment: its first and last record, and what the runs inside it have come to."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import LaconicError
+from laconic.evaluate.compare import CHECKPOINT, RECORDS
+from laconic.reproduce.experiment import Experiment
+from laconic.store.runlog import RunLog, plain, provenance, read
+
+Record = dict[str, Any]
+
+
+def read_header(folder: Path) -> Record | None:
+    """The "run" record that an experiment's folder begins with; None if there is no whole record."""
+    records = read(folder / RECORDS) if (folder / RECORDS).is_file() else []
+    if not records:
+        return None
+    first, wanted = records[0], {"name": str, "scale": str, "provenance": dict}
+    if first.get("kind") != "run" or not all(isinstance(first.get(key), kind) for key, kind in wanted.items()):
+        raise LaconicError(f"{folder} holds records of something else than an experiment; choose another --out.")
+    return first
+
+
+def begin(experiment: Experiment, scale: str, folder: Path) -> None:
+    """Write the first record of a new folder; one of anything else than this experiment is refused."""
+    try:
+        header = read_header(folder)
+        others = [path.name for path in folder.iterdir() if path.name != RECORDS] if folder.exists() else []
+    except OSError as error:
+        raise LaconicError(f"cannot write to {folder}: {error.strerror}. Choose another folder with --out.") from None
+    if header is None and others:
+        raise LaconicError(f"{folder} is not empty and no experiment's; nothing is overwritten. Choose another --out.")
+    if header is None:
+        words = ["laconic", "reproduce", experiment.name, "--scale", scale, "--out", str(folder)]
+        values = {"name": experiment.name, "scale": scale, "command": shlex.join(words), "provenance": provenance()}
+        RunLog(folder / RECORDS).append("run", **values)
+    elif (header["name"], header["scale"]) != (experiment.name, scale):
+        raise LaconicError(
+            f"{folder} is of {header['name']} at scale {header['scale']}, not of {experiment.name} at scale {scale}; "
+            "choose another --out."
+        )
+
+
+def conclude(folder: Path, experiment: Experiment, scale: str, files: dict[str, str], rows: list[Record]) -> Record:
+    """The "experiment" record: the one that is there if it says the same, else a new one."""
+    values = plain(
+        {
+            "name": experiment.name,
+            "scale": scale,
+            "title": experiment.title,
+            "panels": {panel.name: f"panels/{panel.name}" for panel in experiment.panels},
+            "optimizers": files,
+            "rows": rows,
+        }
+    )
+    last = read(folder / RECORDS)[-1]
+    if last["kind"] != "experiment" or any(last.get(key) != value for key, value in values.items()):
+        RunLog(folder / RECORDS).append("experiment", **values, provenance=provenance())
+    return read(folder / RECORDS)[-1]
+
+
+# --- the runs inside --------------------------------------------------------------------------------------------------
+
+
+def finished(folder: Path, kind: str, file: str) -> bool:
+    """Whether a run has its last record, of that kind, and the file that is written after it."""
+    return _kinds(folder)[-1:] == [kind] and (folder / file).is_file()
+
+
+def begun(folder: Path, config: Any) -> bool:
+    """Whether a run was begun in `folder`; with other settings than these it is refused.
+
+    What a run that was killed while it made its folder left behind is cleared away.
+    """
+    if not _kinds(folder):
+        for name in (RECORDS, f".{CHECKPOINT}.probe"):
+            (folder / name).unlink(missing_ok=True)
+        return False
+    theirs, ours = read(folder / RECORDS)[0]["config"], plain(config)
+    different = sorted(key for key in ours if key != "out" and _bare(theirs.get(key)) != _bare(ours[key]))
+    if different:
+        raise LaconicError(
+            f"{folder} was begun with another {', '.join(different)}; move it away to have it run anew, or choose "
+            "another --out."
+        )
+    return True
+
+
+def _kinds(folder: Path) -> list[str]:
+    records = read(folder / RECORDS) if (folder / RECORDS).is_file() else []
+    return [record["kind"] for record in records]
+
+
+def _bare(value: Any) -> Any:
+    """A setting without the folder that optimizers lie in, which may be spelled in several ways."""
+    if isinstance(value, list):
+        return [item.rpartition("optimizers/")[2] if isinstance(item, str) else item for item in value]
+    return value

@@ -1,0 +1,155 @@
+"""The paper's own numbers, as its tables print them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.reproduce.experiment import Listing, Number
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+# Table 1 (speedup over local SGD): columns and rows. None: the hyphen, local SGD's minimum was never reached.
+SPEEDUP_COLUMNS = (
+    "FMNIST MLP",
+    "CIFAR10 MLP",
+    "ImageNet MLP",
+    "ImageNet ResNet50",
+    "ImageNet ViT",
+    "LM1B Transformer",
+)
+_ONE = (Number(1.0),) * 6
+SPEEDUP: dict[str, tuple[Number, ...]] = {
+    "Local SGD": _ONE,
+    "Adam": (
+        Number(3.11, 0.42),
+        Number(1.69, 0.16),
+        Number(2.00, 0.15),
+        Number(2.10, 0.06),
+        Number(2.18, 0.04),
+        Number(3.56, 0.09),
+    ),
+    "SlowMo": (
+        Number(4.10, 0.38),
+        Number(4.81, 0.74),
+        Number(2.48, 0.09),
+        Number(1.99, 0.08),
+        Number(None),
+        Number(1.26, 0.02),
+    ),
+    "LOpt-A": (
+        Number(8.47, 0.72),
+        Number(9.62, 0.36),
+        Number(4.26, 0.41),
+        Number(2.56, 0.12),
+        Number(2.31, 0.12),
+        Number(6.76, 0.43),
+    ),
+    "LAgg-A": (
+        Number(9.80, 0.54),
+        Number(7.69, 0.70),
+        Number(4.63, 0.26),
+        Number(2.48, 0.09),
+        Number(1.88, 0.08),
+        Number(6.02, 0.56),
+    ),
+}
+SPEEDUP_AVERAGE = {"Local SGD": 1.00, "Adam": 2.44, "SlowMo": 2.93, "LOpt-A": 5.66, "LAgg-A": 5.42}
+
+# Table 2: communication rounds to a train loss of 0.2 on Fashion-MNIST's 2-layer MLP, K = 8.
+ROUNDS_TARGET = 0.2
+ROUNDS: dict[str, dict[int, Number]] = {
+    "Local SGD": {4: Number(None), 8: Number(721), 16: Number(625)},
+    "SlowMo": {4: Number(311), 8: Number(182), 16: Number(121)},
+    "LOpt-A": {4: Number(119), 8: Number(121), 16: Number(89)},
+    "LAgg-A": {4: Number(122), 8: Number(81), 16: Number(55)},
+}
+
+
+def speedups(column: str) -> dict[str, Number]:
+    """A column of Table 1, by method."""
+    return {label: row[SPEEDUP_COLUMNS.index(column)] for label, row in SPEEDUP.items()}
+
+
+def rounds_at(H: int) -> dict[str, Number]:
+    """A column of Table 2, by method."""
+    return {label: row[H] for label, row in ROUNDS.items()}
+
+
+# --- tuned values -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A row of the table of the baselines' best hyper-parameters; SlowMo's are γ, α, β."""
+
+    title: str
+    task: str
+    workers: int
+    local_steps: int
+    objective: str
+    sgd: str
+    adam: str
+    local_sgd: str
+    slowmo: tuple[str, str, str]
+
+    def specs(self, methods: Sequence[str] = ("Local SGD", "SlowMo", "SGD", "Adam")) -> tuple[str, ...]:
+        """Methods at these values, as `laconic compare` is told them."""
+        gamma, alpha, beta = self.slowmo
+        known = {
+            "Local SGD": f"local-sgd:gamma={self.local_sgd},label=Local SGD",
+            "SlowMo": f"slowmo:gamma={gamma},alpha={alpha},beta={beta},label=SlowMo",
+            "SGD": f"sgd:alpha={self.sgd},label=SGD",
+            "Adam": f"adam:alpha={self.adam},label=Adam",
+        }
+        return tuple(known[name] for name in methods)
+
+
+FMNIST_VALID = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 4, "valid", "0.1", "0.001", "0.5", ("0.3", "0.01", "0.8"))
+FMNIST = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 4, "train", "0.1", "0.01", "0.3", ("0.1", "1", "0.95"))
+FMNIST_H8 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 8, "train", "0.1", "0.005", "0.3", ("0.1", "1", "0.95"))
+FMNIST_H16 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 16, "train", "0.1", "0.005", "0.1", ("0.1", "1", "0.95"))
+FMNIST_K16 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 16, 4, "train", "0.1", "0.005", "0.5", ("0.1", "1", "0.95"))
+FMNIST_K32 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 32, 4, "train", "0.1", "0.005", "0.5", ("0.3", "1.66", "0.9"))
+CIFAR_CNN = Tuned("CIFAR-10, CNN", "cifar10-cnn", 8, 4, "train", "1", "0.01", "1", ("0.5", "2", "0.9"))
+IMAGENET = Tuned("ImageNet, 3-Layer MLP", "imagenet32-mlp3", 8, 4, "train", "1", "0.001", "0.3", ("0.1", "1", "0.85"))
+TUNED = (FMNIST_VALID, FMNIST, FMNIST_H8, FMNIST_H16, FMNIST_K16, FMNIST_K32, CIFAR_CNN, IMAGENET)
+
+# The small-batch baseline (K = H = 1): task, steps, α.
+SMALL_BATCH = (
+    ("FMNIST, 2-Layer MLP", "fmnist-mlp2", 32_000, "0.05"),
+    ("FMNIST, 2-Layer MLP", "fmnist-mlp2", 64_000, "0.05"),
+    ("FMNIST, 2-Layer MLP", "fmnist-mlp2", 128_000, "0.05"),
+    ("ImageNet, 3-Layer MLP", "imagenet32-mlp3", 32_000, "0.05"),
+)
+SMALL_BATCH_SPEC = "small-batch-sgd:alpha=0.05,label=SGD (K·H steps)"
+
+# Top-k: share kept → γ, α, β of SlowMo, and local SGD's γ.
+TOPK_SLOWMO = {"1": ("0.1", "1", "0.95"), "0.1": ("0.3", "1.66", "0.8"), "0.01": ("0.1", "5", "0.3")}
+TOPK_LOCAL_SGD = {"1": "0.3", "0.1": "0.3", "0.01": "0.5"}
+
+# Federated: (method, task) → Dirichlet α → (local rate γ, server rate η).
+FEDERATED: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
+    ("FedAdam", "FMNIST MLP"): {"100": ("0.1", "0.001"), "0.1": ("0.1", "0.001")},
+    ("FedAdam", "CIFAR-10 CNN"): {"100": ("0.1", "0.01"), "0.1": ("0.1", "0.01")},
+    ("FedYogi", "FMNIST MLP"): {"100": ("0.1", "0.001"), "0.1": ("0.1", "0.001")},
+    ("FedYogi", "CIFAR-10 CNN"): {"100": ("0.1", "0.01"), "0.1": ("0.1", "0.01")},
+    ("FedAdagrad", "FMNIST MLP"): {"100": ("0.1", "0.01"), "0.1": ("0.1", "0.01")},
+    ("FedAdagrad", "CIFAR-10 CNN"): {"100": ("0.1", "0.1"), "0.1": ("0.1", "0.1")},
+    ("FedAvg", "FMNIST MLP"): {"100": ("0.1", "–"), "0.1": ("0.1", "–")},
+    ("FedAvg", "CIFAR-10 CNN"): {"100": ("1", "–"), "0.1": ("0.1", "–")},
+    ("SCAFFOLD", "FMNIST MLP"): {"100": ("0.01", "1"), "0.1": ("0.01", "1")},
+    ("SCAFFOLD", "CIFAR-10 CNN"): {"100": ("0.05", "1"), "0.1": ("0.05", "1")},
+}
+
+TOPK_LISTING = Listing(
+    "Best hyper-parameters under top-k (sweeps here send dense messages, so none is run)",
+    ("optimizer", "share kept", "γ", "α", "β"),
+    (
+        *(("SlowMo", k, *values) for k, values in TOPK_SLOWMO.items()),
+        *(("Local SGD", k, gamma, "–", "–") for k, gamma in TOPK_LOCAL_SGD.items()),
+    ),
+)
+FEDERATED_LISTING = Listing(
+    "Best hyper-parameters of federated baselines (not run here)",
+    ("optimizer", "task", "Dirichlet α", "γ", "η"),
+    tuple((method, task, alpha, *v) for (method, task), row in FEDERATED.items() for alpha, v in row.items()),
+)

@@ -1,0 +1,40 @@
+"""What is there already: published optimizers that fit a setting, and sweeps on record."""
+
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import LaconicError
+from laconic.evaluate.compare import RECORDS
+from laconic.recipes.meta_config import MetaConfig
+from laconic.recipes.sweep import SweepConfig
+from laconic.store.runlog import plain, read
+from laconic.zoo import cards
+
+SWEEPS_FOLDER = Path("results") / "sweeps"
+# what two sweeps must agree in
+SETTING = ("task", "method", "grid", "points", "workers", "local_steps", "batch", "rounds")
+
+
+def matches(name: str, config: MetaConfig) -> bool:
+    """Whether the published optimizer of that name was meta-trained on the tasks, K, H, … of a config."""
+    card = cards().get(name)
+    if card is None or card.architecture != config.architecture:
+        return False
+    keys = ("task", "workers", "local_steps", "compress", "dropout")
+    theirs = [tuple(row[key] for key in keys) for row in card.trained_on]
+    return theirs == [tuple(getattr(inner, key) for key in keys) for inner in config.inners()]
+
+
+def find_sweep(config: SweepConfig, root: Path = SWEEPS_FOLDER) -> list[dict[str, Any]] | None:
+    """The records of a finished sweep below `root` with the same setting, if there is one."""
+    for path in sorted(root.glob(f"*/{RECORDS}")):
+        try:
+            records = read(path)
+        except LaconicError:  # somebody else's file is no reason to fail
+            continue
+        kinds = [record.get("kind") for record in records]
+        if kinds[:1] == ["run"] and kinds[-1] == "ranking":
+            theirs, ours = records[0]["config"], plain(config)
+            if all(theirs.get(key) == ours[key] for key in SETTING):
+                return records
+    return None

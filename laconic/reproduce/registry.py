@@ -1,0 +1,15 @@
+"""All experiments by name."""
+
+from laconic.errors import unknown
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.figures import FIGURES
+from laconic.reproduce.tables import CURVES, TABLES
+
+EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in (*TABLES, *CURVES, *FIGURES)}
+
+
+def experiment(name: str) -> Experiment:
+    """An experiment by its name."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]

@@ -1,0 +1,197 @@
+"""Carrying an experiment out: learned optimizers found or meta-trained, comparisons and sweeps run, tables made.
+
+The folder holds `records.jsonl` (a "run" record, an "experiment" record at the end), `optimizers/NAME/`,
+`panels/NAME/` and `sweeps/NAME/`, each a run of its own that is skipped once finished and taken up where it stopped,
+and the table and figure that are made of their records.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from laconic.errors import LaconicError
+from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
+from laconic.recipes.compare import compare, resume
+from laconic.recipes.config import CompareConfig
+from laconic.recipes.meta_run import MetaObserver, Unwatched
+from laconic.recipes.meta_train import meta_train, resume_meta_train
+from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep
+from laconic.reproduce.experiment import Experiment, Learned, Panel
+from laconic.reproduce.folder import begin, begun, conclude, finished, read_header
+from laconic.reproduce.outcome import hparam_rows, rows_of
+from laconic.reproduce.page import write_outcome
+from laconic.reproduce.recorded import find_sweep, matches
+from laconic.reproduce.registry import experiment as by_name
+from laconic.reproduce.scale import at_scale
+from laconic.store.runlog import read
+
+BEST = "best.safetensors"
+Record = dict[str, Any]
+
+
+class Watching(Protocol):
+    """Whoever watches an experiment: an observer for each of its runs, for as long as that takes."""
+
+    def compare(self, title: str) -> AbstractContextManager[Observer]:
+        """A comparison or a sweep begins."""
+        ...
+
+    def meta_train(self, title: str) -> AbstractContextManager[MetaObserver]:
+        """A meta-training begins."""
+        ...
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def compare(self, title: str) -> AbstractContextManager[Observer]:
+        """Silence."""
+        return nullcontext(Silent())
+
+    def meta_train(self, title: str) -> AbstractContextManager[MetaObserver]:
+        """Silence."""
+        return nullcontext(Unwatched())
+
+
+def reproduce(
+    name: str,
+    scale: str = "smoke",
+    out: Path | None = None,
+    *,
+    watching: Watching | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Path, Record]:
+    """Carry out the experiment of that name, or what is left of it → (its folder, the "experiment" record)."""
+    return carry_out(by_name(name), scale, out, watching=watching, stop=stop)
+
+
+def resume_experiment(
+    folder: Path, *, watching: Watching | None = None, stop: Callable[[], bool] = lambda: False
+) -> tuple[Path, Record]:
+    """Take up the experiment of a folder where it stopped."""
+    header = read_header(folder)
+    if header is None:
+        raise LaconicError(
+            f"{folder} holds no whole record in {RECORDS}, so there is nothing to resume; give an experiment's folder."
+        )
+    return reproduce(header["name"], header["scale"], folder, watching=watching, stop=stop)
+
+
+def carry_out(
+    experiment: Experiment,
+    scale: str,
+    out: Path | None = None,
+    *,
+    watching: Watching | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Path, Record]:
+    """`reproduce` for an experiment that has no name in the registry."""
+    full, experiment = {row.sweep: row.config for row in experiment.sweeps}, at_scale(experiment, scale)
+    folder = out or Path("results") / "reproduce" / f"{experiment.name}-{scale}"
+    if ":" in str(folder):
+        raise LaconicError(
+            f"{folder} has a colon, which would end the names of optimizers in it; choose another --out."
+        )
+    begin(experiment, scale, folder)
+    place = _Place(folder, watching or Nobody(), stop)
+    with _compiled_for(scale):
+        files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
+        panels = {panel.name: _run_panel(panel, files, place) for panel in experiment.panels}
+        recorded = {name: find_sweep(config) for name, config in full.items()}
+        sweeps = {row.sweep: row.config for row in experiment.sweeps}
+        # what is on record was swept in the paper's setting, and stands in for that alone
+        standing = {name: recorded[name] for name, config in sweeps.items() if config == full[name]}
+        found = {name: standing.get(name) or _run_sweep(name, config, place) for name, config in sweeps.items()}
+    rows = rows_of(experiment, panels) + hparam_rows(experiment, found, recorded)
+    record = conclude(folder, experiment, scale, files, rows)
+    write_outcome(folder, experiment, record, panels)
+    return folder, record
+
+
+@contextmanager
+def _compiled_for(scale: str) -> Iterator[None]:
+    """At smoke scale nearly all the time is compiling, so the compiler is told to spare itself the trouble."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", before or scale == "smoke")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+# --- its runs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an experiment is carried out, who watches, and whether to stop."""
+
+    folder: Path
+    watching: Watching
+    stop: Callable[[], bool]
+
+    def carry_on(self, what: str, run: Callable[[], Any]) -> Any:
+        """A run of the experiment, unless it is asked to stop; a stop within the run is one of the experiment."""
+        if self.stop():
+            raise Interrupted(f"stopped before {what}.", self.folder)
+        try:
+            return run()
+        except Interrupted as stopped:
+            raise Interrupted(f"{what}: {stopped}", self.folder) from None
+
+
+def _obtain(learned: Learned, place: _Place) -> str:
+    """What `laconic compare` calls the optimizer: its file in the folder, the zoo's name, or meta-trained now."""
+    folder = place.folder / "optimizers" / learned.name
+    there = begun(folder, learned.config)
+    if not there and learned.zoo is not None and matches(learned.zoo, learned.config):
+        return learned.zoo
+
+    def run() -> None:
+        with place.watching.meta_train(learned.name) as observer:
+            if there:
+                resume_meta_train(folder, observer=observer, stop=place.stop)
+            else:
+                meta_train(replace(learned.config, out=folder), observer=observer, stop=place.stop, name=learned.name)
+
+    if not there or not finished(folder, "summary", BEST):
+        place.carry_on(learned.name, run)
+    return str(folder / BEST)
+
+
+def with_learned(panel: Panel, files: dict[str, str]) -> CompareConfig:
+    """The panel's comparison with its learned optimizers, each from its file or by its published name."""
+    more = tuple(f"{files[use.learned.name]}:label={use.label}" for use in panel.learned)
+    return replace(panel.config, optimizers=(*panel.config.optimizers, *more))
+
+
+def _run_panel(panel: Panel, files: dict[str, str], place: _Place) -> list[Record]:
+    folder, config = place.folder / "panels" / panel.name, with_learned(panel, files)
+    there = begun(folder, config)
+
+    def run() -> list[Record]:
+        with place.watching.compare(panel.title) as observer:
+            if there:
+                return resume(folder, observer=observer, stop=place.stop)[1]
+            return compare(replace(config, out=folder), observer=observer, stop=place.stop)[1]
+
+    done = there and finished(folder, "summary", "report.html")
+    return read(folder / RECORDS) if done else place.carry_on(panel.name, run)
+
+
+def _run_sweep(name: str, config: SweepConfig, place: _Place) -> Sequence[Record]:
+    folder = place.folder / "sweeps" / name
+    there = begun(folder, config)
+
+    def run() -> Sequence[Record]:
+        with place.watching.compare(name) as observer:
+            if there:
+                return resume_sweep(folder, observer=observer, stop=place.stop)[1]
+            return sweep(replace(config, out=folder), observer=observer, stop=place.stop)[1]
+
+    done = there and finished(folder, "ranking", "ranking.png")
+    return read(folder / RECORDS) if done else place.carry_on(name, run)

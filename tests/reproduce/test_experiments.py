@@ -1,0 +1,164 @@
+"""Every experiment of the registry: names, panels, optimizers, and both scales are sound before anything runs."""
+
+import pytest
+
+from laconic.compress import parse_compressor
+from laconic.recipes.config import CompareConfig
+from laconic.recipes.methods import parse_method
+from laconic.reproduce import paper
+from laconic.reproduce.curves import KINDS
+from laconic.reproduce.experiment import needs
+from laconic.reproduce.outcome import METRICS
+from laconic.reproduce.recorded import matches
+from laconic.reproduce.registry import EXPERIMENTS, experiment
+from laconic.reproduce.run import with_learned
+from laconic.reproduce.scale import SCALES, at_scale
+from laconic.tasks.catalog import TASKS, parse_spec
+
+NAMES = {
+    "table-speedup",
+    "fig-in-distribution",
+    "table-rounds",
+    "fig-local-steps",
+    "fig-workers",
+    "fig-ablation",
+    "fig-validation",
+    "fig-generalise",
+    "fig-h-transfer",
+    "fig-compress",
+    "table-hparams",
+    "fig-large-h",
+}
+
+
+@pytest.fixture(params=sorted(EXPERIMENTS))
+def found(request):
+    return EXPERIMENTS[request.param]
+
+
+@pytest.fixture(params=SCALES)
+def scaled(found, request):
+    return at_scale(found, request.param)
+
+
+def labels_of(panel):
+    files = {use.learned.name: "lopt-a" for use in panel.learned}  # any method will do to read a label
+    config = with_learned(panel, files)
+    return [parse_method(spec, config.workers).label for spec in config.optimizers]
+
+
+def test_the_names_are_those_of_the_paper():
+    assert set(EXPERIMENTS) == NAMES
+    assert all(name == found.name for name, found in EXPERIMENTS.items())
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(raises_clearly):
+    with raises_clearly("unknown experiment 'fig-worker'", "fig-workers"):
+        experiment("fig-worker")
+
+
+def test_panels_can_be_told_apart(found):
+    names = [panel.name for panel in found.panels]
+    assert len(set(names)) == len(names) > 0 or found.sweeps
+    assert set(found.averaged) <= set(names)
+    for panel in found.panels:
+        assert set(panel.metrics) <= set(METRICS)
+        assert set(panel.shown) <= set(KINDS)
+        labels = labels_of(panel)
+        assert len(set(labels)) == len(labels)
+        assert set(panel.paper) <= set(labels), "the paper's number of a row that is not there"
+    for across in found.across:
+        assert across.kind in KINDS
+
+
+def test_hand_designed_methods_and_tasks_parse(scaled):
+    for panel in scaled.panels:
+        config = panel.config
+        parse_spec(config.task)
+        parse_compressor(config.compress)
+        methods = [parse_method(spec, config.workers) for spec in config.optimizers]
+        assert all(method.label != spec for method, spec in zip(methods, config.optimizers, strict=True))
+    for row in scaled.sweeps:
+        parse_spec(row.config.task)
+
+
+def test_learned_optimizers_can_be_trained_for_the_panels_that_use_them(scaled):
+    by_name = scaled.optimizers()
+    for panel in scaled.panels:
+        for use in panel.learned:
+            assert use.learned == by_name[use.learned.name], "one name, two settings"
+            config = use.learned.config
+            config.outer()
+            assert len(config.inners()) == len(config.tasks)
+            assert config.learned().workers in (None, panel.config.workers)
+    settings = [(learned.config, learned.zoo) for learned in by_name.values()]
+    assert all(one != other for i, one in enumerate(settings) for other in settings[:i]), "one setting, two names"
+
+
+def test_a_learned_optimizer_meets_the_messages_it_was_trained_on(scaled):
+    for panel in scaled.panels:
+        for use in panel.learned:
+            assert {inner.compress for inner in use.learned.config.inners()} == {panel.config.compress}
+
+
+def test_the_full_scale_is_the_papers():
+    for found in EXPERIMENTS.values():
+        for panel in found.panels:
+            config = panel.config
+            assert (config.batch, config.rounds, config.seeds, config.on_nan) == (128, 1000, 10, "continue")
+        for learned in found.optimizers().values():
+            assert learned.config.steps == (10_000 if found.panels[0].name == "h4" and len(found.panels) == 3 else 5000)
+            assert learned.config.longest == 1000
+
+
+def test_published_optimizers_stand_in_at_full_scale_only(found):
+    for learned in found.optimizers().values():
+        assert learned.zoo is None or matches(learned.zoo, learned.config)
+    assert not any(learned.zoo for learned in at_scale(found, "smoke").optimizers().values())
+
+
+def test_needs_are_told(found):
+    text = needs(found)
+    assert all(task in text for task in found.tasks())
+    assert set(found.tasks()) <= set(TASKS)
+
+
+def test_tables_have_the_papers_numbers_for_every_row_they_share():
+    for name in ("table-speedup", "table-rounds"):
+        found = EXPERIMENTS[name]
+        shown = [panel for panel in found.panels if panel.name != "cifar10-cnn"]  # the paper has no number for it
+        assert len(shown) == 3
+        for panel in shown:
+            assert {"Local SGD", "SlowMo", "LOpt-A", "LAgg-A"} <= set(panel.paper)
+    assert all(row.paper for row in EXPERIMENTS["table-hparams"].sweeps)
+
+
+def test_what_the_paper_varies_is_varied():
+    setting = lambda name, field: [getattr(panel.config, field) for panel in EXPERIMENTS[name].panels]
+    assert setting("table-rounds", "local_steps") == [4, 8, 16]
+    assert setting("fig-workers", "workers") == [8, 16, 32] * 2
+    assert setting("fig-compress", "compress") == ["dense", "topk:0.1+ef", "topk:0.01+ef"]
+    assert max(setting("fig-large-h", "local_steps")) == 128
+    assert {x.config.objective for x in EXPERIMENTS["fig-validation"].optimizers().values()} == {"valid"}
+    (transfer,) = EXPERIMENTS["fig-h-transfer"].panels
+    assert (transfer.config.local_steps, transfer.learned[-1].learned.config.local_steps) == (4, 16)
+    assert {x.config.architecture for x in EXPERIMENTS["fig-ablation"].optimizers().values()} == {
+        "lopt",
+        "lagg",
+        "lopt-a",
+        "lagg-a",
+    }
+
+
+def test_sweeps_of_one_name_are_one_sweep():
+    rows = EXPERIMENTS["table-hparams"].sweeps
+    configs = {row.sweep: row.config for row in rows}
+    assert all(row.config == configs[row.sweep] for row in rows)
+    assert len(rows) == 4 * len(paper.TUNED) + len(paper.SMALL_BATCH) == 36
+    assert len(configs) == 32  # Fashion-MNIST's is ranked by train and by validation loss
+
+
+def test_panels_own_settings_are_not_the_defaults_of_a_demonstration():
+    assert CompareConfig().task == "digits-mlp"
+    tasks = {panel.config.task for found in EXPERIMENTS.values() for panel in found.panels}
+    assert "digits-mlp" not in tasks

@@ -1,0 +1,188 @@
+"""What an experiment's records become: curves that match a slow oracle, bars, a table in Markdown and in HTML."""
+
+import math
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from laconic.evaluate.figures import svg_bytes
+from laconic.recipes.sweep import SweepConfig
+from laconic.reproduce.curves import all_axes, looks_of
+from laconic.reproduce.draw import draw_bars, experiment_figure
+from laconic.reproduce.experiment import Experiment, Listing, SweepPanel
+from laconic.reproduce.outcome import rows_of
+from laconic.reproduce.page import difference, hparams_table, markdown, page, panels_table, write_outcome
+from laconic.reproduce.scale import SMOKE_LINE
+from tests.evaluate.made_up import oracle_smooth
+from tests.reproduce.made import LABELS, PAINTED, records
+
+PANELS = {"a": records(), "b": records(first=5, sent=1024)}
+ROWS = rows_of(PAINTED, PANELS)
+ORIGIN = {"commit": "abc", "device": {"kind": "Abacus"}, "started": "2031-02-03T04:05:06+00:00"}
+
+
+def record(scale="smoke", rows=ROWS):
+    return {"scale": scale, "rows": rows, "optimizers": {"x": "lopt-a-fmnist", "y": "z.safetensors"}} | {
+        "provenance": ORIGIN
+    }
+
+
+def axes_of(title):
+    return next(axes for axes in all_axes(PAINTED, PANELS) if axes.title == title)
+
+
+def test_curves_are_smoothed_means_with_standard_errors_over_seeds():
+    line = axes_of("First").lines[1]
+    curves = np.array(PANELS["a"][2]["train"])
+    assert line.label == "SlowMo"
+    np.testing.assert_allclose(line.y, oracle_smooth(curves.mean(axis=0)), rtol=1e-12)
+    smooth = np.array([oracle_smooth(curve) for curve in curves])
+    np.testing.assert_allclose(line.error, smooth.std(axis=0, ddof=1) / math.sqrt(3), rtol=1e-12)
+    np.testing.assert_array_equal(line.x, np.arange(1, 41))
+
+
+def test_bits_are_counted_in_powers_of_two():
+    lines = axes_of("Bits").lines
+    assert [line.label for line in lines] == [f"{x}, {p}" for p in ("First", "Second") for x in LABELS]
+    assert lines[3].x[0] == 10  # one round of 1024 bits
+    assert lines[3].x[31] == 15
+
+
+def test_a_method_that_sends_nothing_has_no_place_among_bits():
+    silent = {"a": records(sent=0), "b": PANELS["b"]}
+    (bits,) = [axes for axes in all_axes(PAINTED, silent) if axes.title == "Bits"]
+    assert len(bits.lines) == 3
+
+
+def test_held_out_accuracy_is_in_percent_where_it_was_looked_at():
+    accuracy, loss = [axes for axes in all_axes(PAINTED, PANELS) if axes.title == "First"][1:]
+    measured = PANELS["a"][1]["heldout"]
+    np.testing.assert_array_equal(accuracy.lines[0].x, PANELS["a"][1]["evaluated_at"])
+    np.testing.assert_allclose(accuracy.lines[0].y, 100 * np.mean(measured["accuracy"], axis=0))
+    np.testing.assert_allclose(loss.lines[0].y, np.mean(measured["loss"], axis=0))
+    assert (accuracy.y_label, accuracy.log_y, loss.log_y) == ("test accuracy, %", False, True)
+
+
+def test_one_label_across_panels_has_a_colour_for_each():
+    lines = axes_of("LOpt-A").lines
+    assert [line.label for line in lines] == ["LOpt-A, First", "LOpt-A, Second"]
+    assert len({line.colour for line in lines}) == 2
+    key = axes_of("LOpt-A").key
+    assert [name for name, _ in key] == ["First", "Second"]
+    assert [look for _, look in key] == [(line.colour, line.dashes) for line in lines]
+
+
+def test_looks_differ_even_for_many_labels():
+    many = [{"kind": "method", "label": f"m{i}"} for i in range(13)] + [{"kind": "method", "label": "Local SGD"}]
+    looks = looks_of({"p": many})
+    assert len(set(looks.values())) == 14
+
+
+def test_the_bound_is_drawn_on_as_a_level():
+    changed = [r | ({"method": "small-batch-sgd"} if r.get("label") == "SlowMo" else {}) for r in PANELS["a"]]
+    (first, *_) = all_axes(PAINTED, {"a": changed, "b": PANELS["b"]})
+    assert [line.level is None for line in first.lines] == [True, False, True]
+    assert first.lines[1].level == pytest.approx(np.mean(np.array(changed[2]["train"])[:, -10:]))
+
+
+def test_the_figure_has_every_axes_the_legend_and_the_note():
+    figure = experiment_figure(PAINTED, PANELS, ROWS, SMOKE_LINE)
+    shown = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
+    assert shown == ["First", "First", "First", "Second", "Bits", "LOpt-A", "Speedups (◇ the paper)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(LABELS)
+    assert SMOKE_LINE in figure.get_suptitle()
+    assert all(ax.get_xlabel() and ax.get_ylabel() for ax in figure.axes[:6])
+    ElementTree.fromstring(svg_bytes(figure))
+
+
+def test_bars_are_our_numbers_and_diamonds_the_papers():
+    from matplotlib.figure import Figure
+
+    plot = Figure().subplots()
+    rows = [
+        {"panel": "a", "label": "SlowMo", "metric": "speedup", "ours": 3.0, "error": 0.5, "paper": 2.0}
+        | {"paper_error": None},
+        {"panel": "b", "label": "SlowMo", "metric": "speedup", "ours": None, "error": None, "paper": None}
+        | {"paper_error": None},
+    ]
+    draw_bars(plot, "Speedups", PAINTED, rows, {"SlowMo": ("#0072b2", ())})
+    (bar,) = plot.patches
+    assert bar.get_height() == 3.0
+    assert bar.get_x() + bar.get_width() / 2 == pytest.approx(0)
+    assert [text.get_text() for text in plot.texts] == ["–"]
+    diamonds = lambda plot: [list(line.get_ydata()) for line in plot.lines if line.get_marker() == "D"]
+    assert diamonds(plot) == [[2.0]]
+    plot = Figure().subplots()
+    rows[0] |= {"target": 1.5, "paper_target": 0.2}  # rounds to another loss cannot be laid beside the paper's
+    draw_bars(plot, "Rounds", PAINTED, rows, {"SlowMo": ("#0072b2", ())})
+    assert diamonds(plot) == []
+
+
+def test_the_table_shows_both_numbers_and_the_difference():
+    table = panels_table(PAINTED, ROWS)
+    assert table.headers == ["panel", "method", "speedup", "the paper", "difference", "final train loss"]
+    assert len(table.rows) == 6
+    slowmo = next(row for row in table.rows if row[:2] == ["First", "SlowMo"])
+    ours = next(r for r in ROWS if (r["panel"], r["label"], r["metric"]) == ("a", "SlowMo", "speedup"))
+    assert slowmo[2].startswith(f"{ours['ours']:.2f}×")
+    assert slowmo[3] == "2.00× ± 0.50"
+    assert slowmo[4] == difference(ours["ours"] - 2.0)
+    assert table.rows[0][3:5] == ["", ""]
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.5, "+0.500"), (-31, "−31.0"), (0, "±0")])
+def test_differences_have_a_sign(value, text):
+    assert difference(value) == text
+
+
+def test_rounds_say_which_loss_they_are_to():
+    row = {"panel": "a", "label": "SlowMo", "metric": "rounds", "ours": None, "error": None, "in_paper": True}
+    row |= {"paper": 311, "paper_error": None, "difference": None, "target": 1.5, "paper_target": 0.2}
+    table = panels_table(PAINTED, [row])
+    assert table.headers[2:] == ["rounds to 1.50", "the paper (to 0.200)", "difference"]
+    assert table.rows == [["First", "SlowMo", "–", "311", "–"]]
+    assert panels_table(PAINTED, [row | {"target": 0.2}]).headers[3] == "the paper"
+
+
+@pytest.mark.parametrize(("scale", "said"), [("smoke", True), ("full", False)])
+def test_only_the_smoke_scale_says_so(scale, said):
+    for text in (markdown(PAINTED, record(scale), PANELS), page(PAINTED, record(scale), PANELS, b"")):
+        assert (SMOKE_LINE in text) == said
+        assert ("a quarter of what" in text) == said
+        for part in ("The paper: it is fast.", "much.", "bundled digits", "published lopt-a-fmnist", "Abacus"):
+            assert part in text
+
+
+def test_markup_in_a_title_stays_text():
+    text = page(replace(PAINTED, title="<b>x</b>"), record(), PANELS, b"")
+    assert "<b>x" not in text
+    lines = [line for line in markdown(PAINTED, record(), PANELS).splitlines() if line.startswith("| ")]
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+
+
+def test_everything_is_written(tmp_path):
+    files = write_outcome(tmp_path, PAINTED, record(), PANELS)
+    assert sorted(path.name for path in files) == ["figure.png", "figure.svg", "table.html", "table.md"]
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert "data:image/png;base64,iVBOR" in (tmp_path / "table.html").read_text()
+
+
+def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
+    row = {"panel": "FMNIST: SlowMo", "label": "slowmo", "metric": "hparams", "ours": {"gamma": 0.1, "alpha": 1.0}}
+    row |= {
+        "loss": 0.2,
+        "paper": {"gamma": 0.3, "alpha": 5 / 3},
+        "paper_loss": 0.5,
+        "difference": 0.3,
+        "recorded": None,
+    }
+    table = hparams_table([row])
+    assert table.rows == [["FMNIST: SlowMo", "0.3 / 1.667", "0.1 / 1", "0.200", "0.500", "+0.300", "–"]]
+    sweeps = (SweepPanel("s", "S", SweepConfig(), "minimum", {}),)
+    found = Experiment("h", "H", "w", sweeps=sweeps, listings=(Listing("Others", ("a", "b"), (("1", "2"),)),))
+    write_outcome(tmp_path, found, record(rows=[row]), {})
+    text = (tmp_path / "table.md").read_text()
+    assert "## Others" in text
+    assert "| 1 | 2 |" in text

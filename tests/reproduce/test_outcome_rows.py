@@ -1,0 +1,126 @@
+"""Rows from records: our number, the paper's, the difference; averages; tuned values. Worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from laconic.recipes.sweep import SweepConfig
+from laconic.reproduce.experiment import Experiment, Number, Panel, SweepPanel
+from laconic.reproduce.outcome import METRICS, hparam_rows, rows_of
+from tests.reproduce.made import SMALL, summary_of
+
+PAPER = {"Local SGD": Number(1.0), "SlowMo": Number(4.0, 0.4), "LOpt-A": Number(None)}
+
+
+def pick(rows, panel, label, metric="speedup"):
+    (row,) = [r for r in rows if (r["panel"], r["label"], r["metric"]) == (panel, label, metric)]
+    return row
+
+
+def two_panels():
+    panels = tuple(Panel(name, name.upper(), SMALL, paper=PAPER, metrics=("speedup",)) for name in ("a", "b"))
+    experiment = Experiment("e", "E", "w", panels, averaged=("a", "b"))
+    numbers = {
+        "a": {"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": 3.5, "speedup_error": 0.25}, "LOpt-A": {}},
+        "b": {"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": None}, "LOpt-A": {"speedup": 8.0}},
+    }
+    return experiment, {name: summary_of(rows) for name, rows in numbers.items()}
+
+
+def test_a_row_has_both_numbers_and_their_difference():
+    row = pick(rows_of(*two_panels()), "a", "SlowMo")
+    assert (row["ours"], row["error"], row["paper"], row["paper_error"], row["difference"]) == (3.5, 0.25, 4, 0.4, -0.5)
+    assert row["in_paper"]
+
+
+@pytest.mark.parametrize(("panel", "label"), [("b", "SlowMo"), ("b", "LOpt-A"), ("a", "LOpt-A")])
+def test_there_is_no_difference_to_what_was_never_reached(panel, label):
+    row = pick(rows_of(*two_panels()), panel, label)
+    assert row["difference"] is None
+    assert row["in_paper"]
+
+
+def test_averages_ignore_hyphens_on_either_side():
+    rows = rows_of(*two_panels())
+    slowmo, lopt = pick(rows, "average", "SlowMo"), pick(rows, "average", "LOpt-A")
+    assert (slowmo["ours"], slowmo["paper"], slowmo["difference"]) == (3.5, 4.0, -0.5)
+    assert (lopt["ours"], lopt["paper"], lopt["difference"]) == (8.0, None, None)
+
+
+def test_a_method_that_one_panel_lacks_has_no_average():
+    experiment, records = two_panels()
+    records["b"] = summary_of({"Local SGD": {"speedup": 1.0}})
+    labels = {row["label"] for row in rows_of(experiment, records) if row["panel"] == "average"}
+    assert labels == {"Local SGD"}
+
+
+@pytest.mark.parametrize(("target", "difference"), [(0.2, 31), (1.5, None)])
+def test_rounds_to_another_loss_than_the_papers_have_no_difference(target, difference):
+    panel = Panel("h4", "H", SMALL, paper={"SlowMo": Number(311)}, paper_target=0.2, metrics=("rounds", "final_train"))
+    records = summary_of({"SlowMo": {"rounds_to_target": 342, "final_train": 0.1, "final_train_error": 0.01}}, target)
+    rows = rows_of(Experiment("e", "E", "w", (panel,)), {"h4": records})
+    assert pick(rows, "h4", "SlowMo", "rounds")["difference"] == difference
+    other = pick(rows, "h4", "SlowMo", "final_train")
+    assert (other["ours"], other["error"], other["in_paper"]) == (0.1, 0.01, False)
+
+
+def test_every_metric_reads_what_a_summary_has():
+    values = {metric.field: 0.5 for metric in METRICS.values()} | {"rounds_to_target": 7}
+    panel = Panel("p", "P", SMALL, metrics=tuple(METRICS))
+    rows = rows_of(Experiment("e", "E", "w", (panel,)), {"p": summary_of({"x": values})})
+    assert [row["ours"] for row in rows] == [7 if metric == "rounds" else 0.5 for metric in METRICS]
+
+
+# --- tuned values -----------------------------------------------------------------------------------------------------
+
+
+def point(index, minimum, valid, diverged=False, **numbers):
+    loss = {"loss": valid}
+    return {"kind": "point", "index": index, "numbers": numbers, "minimum": minimum, "valid": loss} | {
+        "diverged": [diverged]
+    }
+
+
+POINTS = [
+    point(0, 0.5, 0.4, gamma=0.3, alpha=1.6666666666666667, beta=0.9),
+    point(1, 0.2, 0.9, gamma=0.1, alpha=1.0, beta=0.95),
+    point(2, 0.1, 0.1, diverged=True, gamma=1.0, alpha=1.0, beta=0.5),
+]
+
+
+def hparams(rank_by, paper, recorded=None):
+    row = SweepPanel("s", "S", SweepConfig(method="slowmo"), rank_by, paper)
+    return hparam_rows(Experiment("e", "E", "w", sweeps=(row,)), {"s": POINTS}, recorded)[0]
+
+
+def test_tuned_values_beside_what_the_papers_come_to_in_the_same_sweep():
+    row = hparams("minimum", {"gamma": 0.3, "alpha": 1.66, "beta": 0.9})
+    assert row["ours"] == {"gamma": 0.1, "alpha": 1.0, "beta": 0.95}
+    assert (row["loss"], row["paper_loss"], row["recorded"]) == (0.2, 0.5, None)
+    assert row["difference"] == pytest.approx(0.3)
+
+
+def test_another_rule_ranks_the_same_points():
+    row = hparams("valid", {"gamma": 0.1, "alpha": 1.0, "beta": 0.95})
+    assert (row["ours"]["gamma"], row["loss"], row["paper_loss"]) == (0.3, 0.4, 0.9)
+
+
+def test_values_off_the_grid_have_no_loss_here():
+    row = hparams("minimum", {"gamma": 0.1, "alpha": 5.0, "beta": 0.3})
+    assert (row["paper_loss"], row["difference"]) == (None, None)
+
+
+def test_sweeps_on_record_are_shown_beside():
+    better = [*POINTS[:2], replace_point(POINTS[0], index=3, minimum=0.01)]
+    row = hparams("minimum", {"gamma": 0.1, "alpha": 1.0, "beta": 0.95}, {"s": better})
+    assert row["recorded"]["gamma"] == 0.3
+    assert row["ours"]["gamma"] == 0.1
+
+
+def replace_point(found, **fields):
+    return {**found, **fields}
+
+
+def test_a_panel_is_data():
+    panel = Panel("p", "P", SMALL)
+    assert replace(panel, title="Q") == Panel("p", "Q", SMALL)

@@ -1,0 +1,245 @@
+"""Carrying an experiment out: optimizers found or trained once, runs that are done left alone, every stop survived."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import pytest
+
+from laconic.evaluate import report
+from laconic.evaluate.compare import Interrupted
+from laconic.recipes import meta_folder
+from laconic.recipes.meta_config import META_RECIPES
+from laconic.recipes.sweep import SWEEPS
+from laconic.reproduce import run
+from laconic.reproduce.experiment import Learned
+from laconic.reproduce.recorded import find_sweep, matches
+from laconic.reproduce.run import carry_out, reproduce, resume_experiment, with_learned
+from laconic.store.runlog import read
+from tests.reproduce.made import DIGITS, Killed, Watch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Little optimising, no pictures: what takes the time in runs this small."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:  # for optax's AdamW
+        patch.setattr(report, "write_report", lambda folder, records: (folder / "report.html").touch())
+        patch.setattr(meta_folder, "learning_curve", lambda records, path: None)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The experiment, carried out without a stop → (folder, record, what was begun)."""
+    watch = Watch()
+    folder, record = carry_out(DIGITS, "full", tmp_path_factory.mktemp("whole") / "out", watching=watch)
+    return folder, record, watch.begun
+
+
+def bytes_of(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.jsonl")}
+
+
+def copied(whole, tmp_path, *left_out):
+    """The whole experiment's folder without its outcome and some of its runs."""
+    names = [path.rpartition("/")[2] for path in left_out]
+    shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("figure.*", "table.*", *names))
+    header = (whole[0] / "records.jsonl").read_text().splitlines()[0]
+    (tmp_path / "out" / "records.jsonl").write_text(header + "\n")
+    return tmp_path / "out"
+
+
+def without_origin(record):
+    """What must not depend on how often a run was stopped: everything but where and when."""
+    return {key: value for key, value in record.items() if key not in ("provenance", "optimizers")}
+
+
+METHODS = {"One": ("Local SGD", "LOpt"), "Two": ("Local SGD", "SlowMo")}
+
+
+def test_each_optimizer_is_trained_once_and_each_panel_compared(whole):
+    folder, record, begun = whole
+    panels = [(title, label, 0) for title, labels in METHODS.items() for label in labels]
+    assert begun == [("lopt-digits", "φ", 0), *panels]
+    assert record["panels"] == {"one": "panels/one", "two": "panels/two"}
+    for path in ("figure.png", "figure.svg", "table.md", "table.html", "optimizers/lopt-digits/best.safetensors"):
+        assert (folder / path).is_file()
+    assert [r["kind"] for r in read(folder / "records.jsonl")] == ["run", "experiment"]
+    assert record["provenance"]["versions"]["jax"] == jax.__version__
+
+
+def test_rows_are_those_of_the_panels_records(whole):
+    folder, record, _ = whole
+    for panel in ("one", "two"):
+        summary = read(folder / "panels" / panel / "records.jsonl")[-1]
+        for found in summary["rows"]:
+            rows = {r["metric"]: r for r in record["rows"] if (r["panel"], r["label"]) == (panel, found["label"])}
+            assert rows["speedup"]["ours"] == found["speedup"]
+            assert rows["final_train"]["ours"] == found["final_train"]
+
+
+def test_the_same_command_again_runs_nothing_and_records_nothing(whole):
+    folder, record, _ = whole
+    before, watch = bytes_of(folder), Watch()
+    (folder / "table.md").unlink()
+    assert carry_out(DIGITS, "full", folder, watching=watch) == (folder, record)
+    assert watch.begun == []
+    assert bytes_of(folder) == before
+    assert (folder / "table.md").is_file()
+
+
+def test_a_stop_in_the_second_panel_leaves_the_rest_alone(whole, tmp_path):
+    _, record, _ = whole
+    asked = []
+    watch = Watch(lambda what, done: asked.append(what) if (what, done) == ("Two: SlowMo", 3) else None)
+    folder = copied(whole, tmp_path, "panels/two")
+    with pytest.raises(Interrupted, match="two: stopped in SlowMo after round 3 of 6") as info:
+        carry_out(DIGITS, "full", folder, watching=watch, stop=lambda: bool(asked))
+    assert info.value.folder == folder
+    before, again = bytes_of(folder), Watch()
+    _, resumed = carry_out(DIGITS, "full", folder, watching=again)
+    assert again.begun == [("Two", "SlowMo", 3)]
+    after = bytes_of(folder)
+    for path in ("optimizers/lopt-digits/records.jsonl", "panels/one/records.jsonl"):
+        assert after[path] == before[path]
+    assert without_origin(resumed) == without_origin(record)
+    labels = [r["label"] for r in read(folder / "panels" / "two" / "records.jsonl") if r["kind"] == "method"]
+    assert labels == list(METHODS["Two"])
+
+
+@pytest.mark.parametrize("moment", [("lopt-digits", 4), ("One: LOpt", 6), ("Two: Local SGD", 3)], ids=str)
+def test_death_at_any_moment_changes_no_number_and_doubles_no_record(whole, tmp_path, moment):
+    def die(what, done):
+        if what == moment[0] and done >= moment[1]:
+            raise Killed
+
+    trained = moment[0] != "lopt-digits"
+    folder = copied(whole, tmp_path, "panels/one", "panels/two") if trained else tmp_path / "out"
+    with pytest.raises(Killed):
+        carry_out(DIGITS, "full", folder, watching=Watch(die))
+    _, resumed = carry_out(DIGITS, "full", folder)
+    assert without_origin(resumed) == without_origin(whole[1])
+    for path in folder.rglob("records.jsonl"):
+        keys = [(r["kind"], r.get("label"), r.get("end"), r.get("step"), r.get("which")) for r in read(path)]
+        assert len(set(keys)) == len(keys), path
+
+
+def test_death_while_the_outcome_is_written(whole, tmp_path, monkeypatch):
+    folder = copied(whole, tmp_path, "panels/one")
+
+    def die(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "write_outcome", die)
+        with pytest.raises(Killed):
+            carry_out(DIGITS, "full", folder)
+    before = bytes_of(folder)
+    carry_out(DIGITS, "full", folder)
+    assert bytes_of(folder) == before
+    assert (folder / "table.md").read_text().splitlines()[:-3] == (whole[0] / "table.md").read_text().splitlines()[:-3]
+
+
+def test_death_while_a_folder_is_made_leaves_nothing_in_the_way(whole, tmp_path):
+    folder = copied(whole, tmp_path, "panels/one")
+    panel = folder / "panels" / "one"
+    panel.mkdir()
+    (panel / ".checkpoint.safetensors.probe").touch()
+    (panel / "records.jsonl").write_text('{"kind": "ru')
+    _, record = carry_out(DIGITS, "full", folder)
+    assert without_origin(record) == without_origin(whole[1])
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_other_settings_in_a_panels_folder_are_refused(whole, tmp_path, raises_clearly):
+    folder = copied(whole, tmp_path)
+    path = folder / "panels" / "one" / "records.jsonl"
+    header, *rest = path.read_text().splitlines()
+    changed = json.loads(header)
+    changed["config"]["batch"] = 5
+    path.write_text("\n".join([json.dumps(changed), *rest]) + "\n")
+    with raises_clearly("panels/one", "another batch", "move it away"):
+        carry_out(DIGITS, "full", folder)
+
+
+def test_a_folder_of_something_else_is_refused(whole, tmp_path, raises_clearly):
+    (tmp_path / "notes.txt").touch()
+    with raises_clearly("not empty", "--out"):
+        carry_out(DIGITS, "full", tmp_path)
+    with raises_clearly("is of digits at scale full", "--out"):
+        carry_out(DIGITS, "smoke", whole[0])
+    with raises_clearly("something else than an experiment"):
+        carry_out(DIGITS, "full", whole[0] / "panels" / "one")
+    with raises_clearly("colon"):
+        carry_out(DIGITS, "full", tmp_path / "a:b")
+
+
+def test_names_and_scales_are_checked_first(tmp_path, raises_clearly):
+    with raises_clearly("unknown experiment", "fig-ablation"):
+        reproduce("fig-ablatio", "smoke", tmp_path / "out")
+    with raises_clearly("unknown scale", "full"):
+        reproduce("fig-ablation", "large", tmp_path / "out")
+    with raises_clearly("nothing to resume"):
+        resume_experiment(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what is there already --------------------------------------------------------------------------------------------
+
+
+def test_a_published_optimizer_is_used_only_in_its_own_setting():
+    config = META_RECIPES["lopt-a-fmnist"][1]
+    assert matches("lopt-a-fmnist", config)
+    others = {"workers": 16, "local_steps": 8, "tasks": ("cifar10-mlp2",), "compress": "int8", "architecture": "lagg-a"}
+    for field, value in others.items():
+        assert not matches("lopt-a-fmnist", replace(config, **{field: value})), field
+    assert not matches("no-such-optimizer", config)
+
+
+def test_the_zoo_saves_a_meta_training(tmp_path):
+    place = run._Place(tmp_path, Watch(), lambda: True)  # asked to stop, so that training would be noticed
+    config = META_RECIPES["lopt-a-fmnist"][1]
+    assert run._obtain(Learned("l", config, "lopt-a-fmnist"), place) == "lopt-a-fmnist"
+    with pytest.raises(Interrupted, match="stopped before l"):
+        run._obtain(Learned("l", config), place)
+
+
+def test_learned_optimizers_come_after_the_others():
+    config = with_learned(DIGITS.panels[0], {"lopt-digits": "x/best.safetensors"})
+    assert config.optimizers == (*DIGITS.panels[0].config.optimizers, "x/best.safetensors:label=LOpt")
+
+
+def test_a_sweep_on_record_is_found_by_its_setting(tmp_path):
+    config = SWEEPS["slowmo"][1]
+    folder = tmp_path / "some"
+    folder.mkdir()
+    header = {"kind": "run", "config": {**vars(config), "grid": list(config.grid), "points": list(config.points)}}
+    lines = [header, {"kind": "point"}, {"kind": "ranking"}]
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert find_sweep(config, tmp_path) == lines
+    for other in ({"workers": 16}, {"grid": SWEEPS["slowmo-coarse"][1].grid}, {"rounds": 50}):
+        assert find_sweep(replace(config, **other), tmp_path) is None, other
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+    assert find_sweep(config, tmp_path) is None, "a sweep that is under way"
+    assert find_sweep(config, tmp_path / "nowhere") is None
+
+
+# --- for real ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_the_shortest_experiment_at_smoke_scale(real_data, tmp_path):
+    real_data("fashion-mnist")
+    folder, record = reproduce("fig-ablation", "smoke", tmp_path / "out")
+    labels = {row["label"] for row in record["rows"]}
+    assert labels == {"Local SGD", "SlowMo", "SGD", "Adam", "LOpt", "LAgg", "LOpt-A", "LAgg-A"}
+    final = {r["label"]: r["ours"] for r in record["rows"] if r["metric"] == "final_train"}
+    assert final["Adam"] < 2.0 < 2.5 > max(value for value in final.values() if value is not None)
+    assert "smoke scale" in (folder / "table.md").read_text()
+    assert resume_experiment(folder)[1] == record
