@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 
 def history(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
@@ -31,6 +30,8 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 def learning_curve(records: Sequence[dict[str, Any]], path: Path) -> None:
     """Meta-loss (each task, and φ judged on held-out seeds) above the gradient norm, as a PNG."""
+    from matplotlib.figure import Figure  # slow to import, and most of laconic draws nothing
+
     loss, norm = history(records)
     config = records[0]["config"]
     figure = Figure(figsize=(8, 6), layout="constrained")
