@@ -63,7 +63,7 @@ def panel_figure(panel: Panel) -> "Figure":
     """One panel alone on no background, without title or legend, at a size that still reads on a phone."""
     from matplotlib.figure import Figure
 
-    with _our_style():
+    with our_style():
         figure = Figure(figsize=(3.7, 2.85), layout="constrained", facecolor="none")
         _draw(figure.subplots(subplot_kw={"facecolor": "none"}), panel)
     return figure
@@ -83,7 +83,7 @@ def svg_bytes(figure: "Figure") -> bytes:
 
 
 @contextmanager
-def _our_style() -> Iterator[None]:
+def our_style() -> Iterator[None]:
     """Our settings on top of matplotlib's own defaults, whatever the user has configured; undone on the way out."""
     import matplotlib.style
 
@@ -94,7 +94,7 @@ def _our_style() -> Iterator[None]:
 
 def _saved(figure: "Figure", kind: str, metadata: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    with _our_style():
+    with our_style():
         figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()
 
@@ -109,7 +109,7 @@ def _figure(records: Sequence[Record], shown: Sequence[Panel]) -> "Figure":
         entries.append((TARGET_LINE, f"target {number(target)}"))
     width = 4.6 * len(shown)
     columns = max(1, min(len(entries), int(width * 72 / (48 + 5.6 * max(len(label) for _, label in entries)))))
-    with _our_style():
+    with our_style():
         height = 3.7 + 0.2 * math.ceil(len(entries) / columns)
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # type: ignore[union-attr]

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.evaluate.figures import RC, png_bytes
+from laconic.evaluate.figures import our_style, png_bytes
 from laconic.evaluate.panels import COLOURS, GRID, INK, drawable, of_kind, round_values
 from laconic.evaluate.ranking import RULES, Record
 from laconic.evaluate.summary import count, duration, number, percent
@@ -65,7 +64,7 @@ def sweep_figure(records: Sequence[Record]) -> "Figure":
     order, ranking = _best_first(records)
     names, run = list(order[0]["numbers"]), of_kind(records, "run")[0]
     grid = [point for point in order if point["index"] < run["grid_points"]]
-    with _our_style():
+    with our_style():
         if len(names) == 1:
             figure = Figure(figsize=(5.2, 3.9), layout="constrained", facecolor="white")
             _draw_line(figure.subplots(), order, names[0], ranking)
@@ -122,13 +121,6 @@ def _shown(point: Record, by: str) -> str:
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
-
-
-def _our_style() -> AbstractContextManager[Any]:
-    """The settings of all our figures, whatever the user has configured."""
-    import matplotlib.style
-
-    return matplotlib.style.context(["default", RC])
 
 
 def _value(point: Record, by: str) -> float:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.errors import LaconicError, require_positive
+from laconic.errors import require_positive
 from laconic.meta.estimator import (
     Clock,
     GradientEstimator,
@@ -46,8 +46,7 @@ def backprop(
     """Truncated backpropagation over `pairs` single runs; it has no perturbations, so `sigma` plays no part."""
     del sigma
     require_positive(pairs=pairs, truncation=truncation)
-    if truncation > horizon.longest:
-        raise LaconicError(f"a truncation of {truncation} rounds is longer than the longest run, {horizon.longest}.")
+    horizon.check_truncation(truncation)
 
     def loss(theta: Theta, run: Any) -> tuple[jax.Array, Any]:
         run, losses_T = problem.unroll(theta, run, problem.draw(run, truncation))

@@ -27,6 +27,11 @@ class Horizon:
         if self.ramp < 0:
             raise LaconicError(f"the ramp of horizons is a number of outer steps, got {self.ramp}.")
 
+    def check_truncation(self, truncation: int) -> None:
+        """Refuse to unroll more rounds at a time than any run has."""
+        if truncation > self.longest:
+            raise LaconicError(f"a truncation of {truncation} rounds is longer than the longest run, {self.longest}.")
+
     def sample(self, key: jax.Array, age: jax.Array | int = 0) -> jax.Array:
         """One length, for a run that begins in outer step `age`."""
         low, span = math.log(self.shortest), math.log(self.longest / self.shortest)

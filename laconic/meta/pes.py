@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from laconic.errors import LaconicError, require_positive
+from laconic.errors import require_positive
 from laconic.meta.estimator import (
     Clock,
     GradientEstimator,
@@ -89,8 +89,7 @@ def _antithetic(
     reset_diverged: bool,
 ) -> GradientEstimator:
     require_positive(pairs=pairs, truncation=truncation, sigma=sigma)
-    if truncation > horizon.longest:
-        raise LaconicError(f"a truncation of {truncation} rounds is longer than the longest run, {horizon.longest}.")
+    horizon.check_truncation(truncation)
 
     def init(theta: Theta, key: jax.Array) -> Pairs:
         clock = start_clocks(pairs, horizon, jax.random.fold_in(key, 0))

@@ -14,10 +14,10 @@ from laconic.evaluate.compare import RECORDS, Observer, Options, Silent, prepare
 from laconic.evaluate.run import TOPOLOGIES, Setting, local_step_seconds
 from laconic.evaluate.timing import Link, parse_duration, parse_link
 from laconic.recipes.config import CompareConfig, command_of
-from laconic.recipes.folder import describe, new_folder
+from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
 from laconic.recipes.methods import parse_method
 from laconic.store import atomic
-from laconic.store.runlog import RunLog, provenance, read
+from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source
 from laconic.workers import worker_mesh
@@ -79,27 +79,14 @@ def resume(
     source = OWN_TASK
     if task is None:
         task, source = make_task_and_source(config.task)
-    if describe(task, source) != header["task"]:
-        raise LaconicError(
-            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; start anew."
-        )
-    now, then = provenance(), header["provenance"]
-    for what in ("commit", "versions", "device"):
-        if now.get(what) != then.get(what):
-            observer.note(f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the last digits.")
+    check_task(folder, header, task, source)
+    note_changes(header, observer.note)
     return folder, run_comparison(task, methods, setting, folder, options, observer, stop)
 
 
 def _header(folder: Path) -> dict[str, Any]:
     """The run record that a folder begins with; anything else is refused."""
-    path = folder / RECORDS
-    try:
-        found = path.is_file()
-    except OSError as error:
-        raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
-    if not found:
-        raise LaconicError(f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a run.")
-    records = read(path)
+    path, records = folder / RECORDS, read_run(folder)
     shape = {"config": dict, "task": dict, "provenance": dict}
     ours = bool(records) and records[0].get("kind") == "run" and "step_seconds" in records[0]
     ours = ours and all(isinstance(records[0].get(key), kind) for key, kind in shape.items())

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,12 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
 
 def command_of(config: CompareConfig) -> str:
     """The command line that gives this config."""
-    default, words = CompareConfig(), ["laconic", "compare"]
+    return command_line("compare", config, CompareConfig())
+
+
+def command_line(command: str, config: Any, default: Any) -> str:
+    """`laconic COMMAND` with a flag for every field in which a config differs from the default one."""
+    words = ["laconic", command]
     for field in fields(config):
         value = getattr(config, field.name)
         if value != getattr(default, field.name):

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
+from laconic.store.runlog import provenance, read
 from laconic.tasks.base import Task, count_parameters
 
 
@@ -36,3 +38,31 @@ def describe(task: Task, source: str) -> dict[str, Any]:
     """A task in a record: its name, size, classes, and where its data came from."""
     params, _ = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     return {"name": task.name, "parameters": count_parameters(params), "classes": task.classes, "source": source}
+
+
+def read_run(folder: Path, what: str = "run") -> list[dict[str, Any]]:
+    """All records of a folder that is to be taken up again; `what` is what it should be the folder of."""
+    path = folder / RECORDS
+    try:
+        found = path.is_file()
+    except OSError as error:
+        raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
+    if not found:
+        raise LaconicError(f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a {what}.")
+    return read(path)
+
+
+def check_task(folder: Path, header: dict[str, Any], task: Task, source: str) -> None:
+    """Refuse to go on with another task or other data than the run was begun with."""
+    if describe(task, source) != header["task"]:
+        raise LaconicError(
+            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; start anew."
+        )
+
+
+def note_changes(header: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Say what is no longer as it was when the run began."""
+    now, then = provenance(), header["provenance"]
+    for what in ("commit", "versions", "device"):
+        if now.get(what) != then.get(what):
+            note(f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the last digits.")

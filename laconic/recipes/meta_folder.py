@@ -13,7 +13,7 @@ import numpy as np
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
 from laconic.evaluate.learning_curve import learning_curve
-from laconic.recipes.folder import new_folder
+from laconic.recipes.folder import new_folder, read_run
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.meta_run import Best, MetaRun, kept
 from laconic.recipes.processes import by_the_first
@@ -42,14 +42,7 @@ def begin_folder(config: MetaConfig, name: str, command: str | None, sources: li
 
 def read_header(folder: Path) -> dict[str, Any]:
     """The first record of a folder, once it is known to be of a meta-training."""
-    path = folder / RECORDS
-    try:
-        found = path.is_file()
-    except OSError as error:
-        raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
-    if not found:
-        raise LaconicError(f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a run.")
-    records = read(path)
+    path, records = folder / RECORDS, read_run(folder)
     shape = {"config": dict, "sources": list, "provenance": dict}
     ours = bool(records) and records[0].get("kind") == "run"
     if not ours or not all(isinstance(records[0].get(key), kind) for key, kind in shape.items()):

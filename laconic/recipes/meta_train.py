@@ -25,10 +25,10 @@ from laconic.meta.mesh import group_mesh
 from laconic.meta.train import MetaTrainer, Progress, score
 from laconic.outer.learned import Theta
 from laconic.recipes import meta_folder
+from laconic.recipes.folder import note_changes
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.meta_run import Best, MetaObserver, MetaRun, Unwatched, kept
 from laconic.recipes.processes import agreed
-from laconic.store.runlog import provenance
 from laconic.tasks.catalog import make_task_and_source
 from laconic.zoo import load
 
@@ -63,10 +63,7 @@ def resume_meta_train(
     trainer, sources = _prepare(config)
     if sources != header["sources"]:
         raise LaconicError(f"{folder} was begun on {header['sources']}, and the data is now {sources}; start anew.")
-    now, then = provenance(), header["provenance"]
-    for what in ("commit", "versions", "device"):
-        if now.get(what) != then.get(what):
-            observer.note(f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the last digits.")
+    note_changes(header, observer.note)
     saved = (folder / CHECKPOINT).exists()
     state = trainer.start(config.seed, None if saved else _initial(config))
     run = MetaRun(config, folder, trainer, state, Best(kept(state.theta)), observer)

@@ -1,6 +1,5 @@
 """Sweeps as data, and carrying them out: a frozen config, the paper's grids by name, a folder, and going on again."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -14,10 +13,11 @@ from laconic.evaluate.run import Setting
 from laconic.evaluate.sweep import Sweep, check_sweep, chunks_of, run_sweep
 from laconic.evaluate.sweep_report import heat_map, ranking_table
 from laconic.recipes.compare import OWN_TASK
-from laconic.recipes.folder import describe, new_folder
+from laconic.recipes.config import command_line
+from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
 from laconic.recipes.grids import Point, parse_grid, without_repeats
 from laconic.store import atomic
-from laconic.store.runlog import RunLog, provenance, read
+from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source
 
@@ -151,14 +151,8 @@ def resume_sweep(
         if header["task"].get("source") == OWN_TASK:
             raise LaconicError(f"{folder} was begun with a task of its own; resume it from Python with that task.")
         task, source = make_task_and_source(config.task)
-    if describe(task, source) != header["task"]:
-        raise LaconicError(
-            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; start anew."
-        )
-    now, then = provenance(), header["provenance"]
-    for what in ("commit", "versions", "device"):
-        if now.get(what) != then.get(what):
-            observer.note(f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the last digits.")
+    check_task(folder, header, task, source)
+    note_changes(header, observer.note)
     engine = Sweep(task, config.method, setting)
     return _finish(engine, [*grid, *extra], folder, rule, config, observer, stop)
 
@@ -204,25 +198,12 @@ def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point
 
 def command_of(config: SweepConfig) -> str:
     """The command line that gives this config."""
-    default, words = SweepConfig(), ["laconic", "sweep"]
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if value != getattr(default, field.name):
-            many = value if isinstance(value, tuple) else (value,)
-            words += [f"--{field.name.replace('_', '-')}", *(str(v) for v in many)]
-    return shlex.join(words)
+    return command_line("sweep", config, SweepConfig())
 
 
 def _header(folder: Path) -> dict[str, Any]:
     """The run record that a sweep's folder begins with; anything else is refused."""
-    path = folder / RECORDS
-    try:
-        found = path.is_file()
-    except OSError as error:
-        raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
-    if not found:
-        raise LaconicError(f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a sweep.")
-    records = read(path)
+    path, records = folder / RECORDS, read_run(folder, "sweep")
     kinds = {record.get("kind") for record in records}
     ours = bool(records) and records[0].get("kind") == "run" and "grid_points" in records[0]
     ours = ours and all(isinstance(records[0].get(key), dict) for key in ("config", "task", "provenance"))

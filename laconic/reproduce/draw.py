@@ -1,14 +1,12 @@
 """Drawing an experiment: a grid of axes with means ± standard errors, bars beside the paper's numbers, one legend."""
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from laconic.evaluate.figures import CEILING, RC
+from laconic.evaluate.figures import CEILING, our_style
 from laconic.evaluate.panels import COLOURS, GRID, INK, round_values
 from laconic.evaluate.summary import MISSING
 from laconic.reproduce.curves import Axes, Line, Look, all_axes, looks_of
@@ -36,7 +34,7 @@ def experiment_figure(
     across = min(COLUMNS, len(shown) + len(bars))
     down = math.ceil((len(shown) + len(bars)) / across)
     looks = looks_of(panels)
-    with _our_style():
+    with our_style():
         size = (4.4 * across, 3.4 * down + 0.5 + 0.22 * math.ceil(len(looks) / LEGEND_COLUMNS))
         figure = Figure(figsize=(max(size[0], 6.4), size[1]), layout="constrained", facecolor="white")
         plots = figure.subplots(down, across, squeeze=False).ravel()
@@ -49,16 +47,6 @@ def experiment_figure(
         _title(figure, experiment, note)
         _legend(figure, looks)
     return figure
-
-
-@contextmanager
-def _our_style() -> Iterator[None]:
-    """Our settings on top of matplotlib's own defaults, undone on the way out."""
-    import matplotlib.style
-
-    with matplotlib.style.context(["default", RC]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        yield
 
 
 def _title(figure: "Figure", experiment: Experiment, note: str) -> None:
@@ -163,7 +151,7 @@ def _sweeps_figure(experiment: Experiment, rows: Sequence[Record], note: str) ->
     """The loss at the best point of each sweep, and at the paper's values in the same sweep."""
     from matplotlib.figure import Figure
 
-    with _our_style():
+    with our_style():
         figure = Figure(figsize=(8.6, 1.4 + 0.2 * len(rows)), layout="constrained", facecolor="white")
         plot = figure.subplots()
         for i, row in enumerate(rows):
