@@ -164,6 +164,7 @@ _GENERAL = (
     "cifar10-mlp2@workers=16,local_steps=2,batch=32",
     "cifar10-cnn@workers=4,local_steps=2,batch=32",
     "imagenet32-mlp2@workers=4,local_steps=8,batch=64",
+    "lm-bytes@workers=4,local_steps=4,batch=8",
 )
 
 META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
@@ -180,8 +181,18 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
         replace(_FMNIST, objective="valid", shortest=1000, ramp=0),
     ),
     "lopt-a-general": (
-        "LOpt-A on five tasks at once: MLPs and CNNs on Fashion-MNIST, CIFAR-10 and ImageNet at 32×32",
-        replace(_FMNIST, tasks=_GENERAL, steps=1000, ramp=800, pairs=4, judge_every=100),
+        "LOpt-A on six tasks at once, MLPs, CNNs and a language model, beginning from lopt-a-fmnist",
+        replace(
+            _FMNIST,
+            tasks=_GENERAL,
+            gamma=0.1,
+            steps=1000,
+            ramp=800,
+            peak=1e-3,
+            pairs=4,
+            judge_every=100,
+            init="lopt-a-fmnist",
+        ),
     ),
     "lopt-a-digits": ("LOpt-A for the bundled digits: no download, a few minutes on a laptop", _SMALL),
     "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
