@@ -8,7 +8,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint types format docs docs-serve dist bench clean
+.PHONY: help demo smoke test test-slow test-all lint types format docs docs-serve dist bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,11 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
+# PyTorch is pinned to a version that is to be had as a CPU build; the extra itself takes any recent one.
+$(VENV)/.extras: pyproject.toml $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' torch==2.13.0
+	@touch $@
+
 $(VENV)/.docs: pyproject.toml $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
@@ -34,13 +39,18 @@ $(VENV)/.docs: pyproject.toml $(VENV)/.core
 demo: $(VENV)/.core  ## compare optimizers on bundled data, about a minute
 	$(BIN)/laconic compare
 
+smoke: $(VENV)/.core  ## reproduce the two shortest of the paper's experiments in small, on Fashion-MNIST; minutes
+	rm -rf build/smoke
+	$(BIN)/laconic reproduce fig-ablation --scale smoke --out build/smoke/fig-ablation
+	$(BIN)/laconic reproduce fig-h-transfer --scale smoke --out build/smoke/fig-h-transfer
+
 test: $(VENV)/.dev  ## run the tests (what needs real data runs if LACONIC_DATA has it, and says so if not)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -rs
 
 test-slow: $(VENV)/.dev  ## run the tests that take longer
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow -rs
 
-test-all: test test-slow  ## run every test there is
+test-all: $(VENV)/.extras test test-slow  ## run every test there is, those of the optional extras too
 
 lint: $(VENV)/.dev  ## check style
 	$(BIN)/ruff check .

@@ -1,26 +1,35 @@
-"""laconic: learned aggregation for communication-efficient training."""
+"""laconic: learned aggregation for communication-efficient training.
 
-from laconic.client import Client, LocalOptimizer, Message, gradient_client, local_client
-from laconic.compress import Compressor, parse_compressor
-from laconic.data.feed import Resident, Streamed
-from laconic.errors import LaconicError
-from laconic.evaluate.run import Method, Setting, Simulation, local_method
-from laconic.meta.horizon import Horizon
-from laconic.meta.problem import Inner
-from laconic.meta.train import MetaTrainer, Outer
-from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
-from laconic.recipes.compare import compare, resume
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.meta_train import meta_train
-from laconic.recipes.methods import METHODS, parse_method
-from laconic.recipes.sweep import SweepConfig, sweep
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
-from laconic.tasks.base import Aux, Task, plain_task
-from laconic.tasks.catalog import TASKS, make_task
+A name is imported from its home when it is first asked for, so that `import laconic.torch` never imports JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from laconic.version import __version__
-from laconic.workers import Meshed, Simulated, worker_mesh
-from laconic.zoo import load, published
+
+if TYPE_CHECKING:
+    from laconic.client import Client, Message, gradient_client, local_client
+    from laconic.compress import Compressor, parse_compressor
+    from laconic.data.feed import Resident, Streamed
+    from laconic.errors import LaconicError
+    from laconic.evaluate.run import Method, Setting, Simulation, local_method
+    from laconic.local import LocalOptimizer
+    from laconic.meta.horizon import Horizon
+    from laconic.meta.problem import Inner
+    from laconic.meta.train import MetaTrainer, Outer
+    from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
+    from laconic.recipes.compare import compare, resume
+    from laconic.recipes.config import CompareConfig
+    from laconic.recipes.meta_config import MetaConfig
+    from laconic.recipes.meta_train import meta_train
+    from laconic.recipes.methods import METHODS, parse_method
+    from laconic.recipes.sweep import SweepConfig, sweep
+    from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+    from laconic.tasks.base import Aux, Task, plain_task
+    from laconic.tasks.catalog import TASKS, make_task
+    from laconic.workers import Meshed, Simulated, worker_mesh
+    from laconic.zoo import load, published
 
 __all__ = [
     "METHODS",
@@ -72,3 +81,39 @@ __all__ = [
     "sweep",
     "worker_mesh",
 ]
+
+_HOMES = {
+    "laconic.client": "Client Message gradient_client local_client",
+    "laconic.compress": "Compressor parse_compressor",
+    "laconic.data.feed": "Resident Streamed",
+    "laconic.errors": "LaconicError",
+    "laconic.evaluate.run": "Method Setting Simulation local_method",
+    "laconic.local": "LocalOptimizer",
+    "laconic.meta.horizon": "Horizon",
+    "laconic.meta.problem": "Inner",
+    "laconic.meta.train": "MetaTrainer Outer",
+    "laconic.outer": "LearnedOptimizer OUTER OuterOptimizer from_optax",
+    "laconic.recipes.compare": "compare resume",
+    "laconic.recipes.config": "CompareConfig",
+    "laconic.recipes.meta_config": "MetaConfig",
+    "laconic.recipes.meta_train": "meta_train",
+    "laconic.recipes.methods": "METHODS parse_method",
+    "laconic.recipes.sweep": "SweepConfig sweep",
+    "laconic.round": "Items RoundState Server communication_round draw_items init_round",
+    "laconic.tasks.base": "Aux Task plain_task",
+    "laconic.tasks.catalog": "TASKS make_task",
+    "laconic.workers": "Meshed Simulated worker_mesh",
+    "laconic.zoo": "load published",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,14 +1,14 @@
 """A worker's side of a round: H local steps of any optax optimizer, then one message (Algorithm 1, lines 3-7)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.errors import LaconicError, unknown
+from laconic.local import LOCAL_OPTIMIZERS as LOCAL_OPTIMIZERS  # a worker is made of one, so it is found here too
+from laconic.local import LocalOptimizer as LocalOptimizer
 from laconic.tasks.base import ModelState, Params, Task
 
 State = Any
@@ -76,50 +76,3 @@ def gradient_client(task: Task) -> Client:
         return Message(grads, aux.model_state), state, loss[None]
 
     return Client(lambda shared: (), run)
-
-
-@dataclass(frozen=True)
-class LocalOptimizer:
-    """The local optimizer by name and numbers: SGD, or AdamW with moments kept across rounds (as DiLoCo does).
-
-    `clip` bounds the global norm of each gradient (0: off). `decay_steps` > 0 anneals the rate by a cosine over that
-    many local steps. For anything else give `local_client` an optax optimizer of your own.
-    """
-
-    name: str = "sgd"
-    learning_rate: float = 0.1
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    decay_steps: int = 0
-
-    def __post_init__(self) -> None:
-        if self.name not in LOCAL_OPTIMIZERS:
-            raise unknown("local optimizer", self.name, LOCAL_OPTIMIZERS)
-        if not self.learning_rate > 0:
-            raise LaconicError(f"the local learning rate must be positive, got {self.learning_rate}.")
-        for knob in ("weight_decay", "clip", "decay_steps"):
-            if getattr(self, knob) < 0:
-                raise LaconicError(f"{knob} must not be negative, got {getattr(self, knob)}.")
-
-    def optax(self) -> optax.GradientTransformation:
-        """The optax optimizer these numbers describe."""
-        rate = self.learning_rate
-        if self.decay_steps:
-            rate = optax.cosine_decay_schedule(self.learning_rate, self.decay_steps)
-        tx = LOCAL_OPTIMIZERS[self.name](rate, self.weight_decay)
-        return optax.chain(optax.clip_by_global_norm(self.clip), tx) if self.clip else tx
-
-
-def _sgd(rate: optax.ScalarOrSchedule, weight_decay: float) -> optax.GradientTransformation:
-    sgd = optax.sgd(rate)
-    return optax.chain(optax.add_decayed_weights(weight_decay), sgd) if weight_decay else sgd
-
-
-def _adamw(rate: optax.ScalarOrSchedule, weight_decay: float) -> optax.GradientTransformation:
-    return optax.adamw(rate, weight_decay=weight_decay)
-
-
-LOCAL_OPTIMIZERS: dict[str, Callable[[optax.ScalarOrSchedule, float], optax.GradientTransformation]] = {
-    "sgd": _sgd,
-    "adamw": _adamw,
-}

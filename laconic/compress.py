@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from laconic.errors import LaconicError, unknown
+from laconic.largest import largest
 
 Tree = Any
 BUCKET = 256  # values that share one scale when quantised
@@ -102,7 +103,7 @@ def top_k(fraction: float, values: Codec) -> Codec:
     """Keep the ⌈fraction·n⌉ entries of largest magnitude; ties go to the lower index."""
 
     def encode(x: jax.Array, key: jax.Array) -> Sparse:
-        _, indices = jax.lax.top_k(jnp.abs(x), kept(fraction, x.shape[0]))
+        indices = largest(x, kept(fraction, x.shape[0]))
         return Sparse(values.encode(x[indices], key), _pack_bits(indices, index_width(x.shape[0])))
 
     def decode(payload: Sparse, n: int) -> jax.Array:
@@ -144,7 +145,6 @@ def _unpack_nibbles(packed: jax.Array, n: int) -> jax.Array:
 
 
 # --- trees: the compressors -----------------------------------------------------------------------------------------
-
 
 # Every number as it is.
 DENSE = Compressor("dense", lambda params: (), lambda delta, state, key: (delta, state), lambda payload, like: payload)

@@ -11,9 +11,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A unit is a module or folder of the package. It may import its own layer and those above it in this list.
 LAYERS = [
     {"errors", "version"},
+    {"architecture", "local"},
     {"data"},
     {"tasks"},
-    {"client", "compress", "outer"},
+    {"client", "compress", "largest", "outer"},
     {"workers"},
     {"round"},
     {"meta", "evaluate", "federated"},
@@ -25,7 +26,7 @@ LAYERS = [
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 # What these two may import.
-BESIDE = {"store": {"errors", "version"}, "zoo": {"errors", "version", "store", "outer", "client"}}
+BESIDE = {"store": {"errors", "version"}, "zoo": {"errors", "version", "store", "architecture", "local", "outer"}}
 READS_AND_WRITES = RANK["evaluate"]  # from this layer on, they may be imported
 
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "tensorflow", "tensorflow_datasets", "haiku", "gin"}

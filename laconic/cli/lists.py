@@ -7,7 +7,7 @@ from rich.markup import escape
 from laconic.cli.console import out, say
 from laconic.cli.zoo import warn_of_damage
 from laconic.errors import LaconicError
-from laconic.recipes.methods import METHODS, Entry, options_of, published_methods
+from laconic.recipes.methods import METHODS, Entry, options_of, own_methods, published_methods
 from laconic.tasks.catalog import TASKS
 
 
@@ -23,7 +23,7 @@ def list_tasks(argv: Sequence[str]) -> int:
 def list_optimizers(argv: Sequence[str]) -> int:
     """`laconic optimizers`: one line each, with options."""
     _no_arguments("optimizers", argv)
-    _methods(METHODS)
+    _methods({**METHODS, **own_methods()})
     trained = published_methods()
     warn_of_damage()
     if trained:

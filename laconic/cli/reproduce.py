@@ -1,5 +1,6 @@
 """`laconic reproduce`: the paper's experiments, one command each."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import Interrupted, Observer
 from laconic.recipes.meta_run import MetaObserver
+from laconic.reproduce.compiling import spare_compiling
 from laconic.reproduce.experiment import needs
+from laconic.reproduce.folder import read_header
 from laconic.reproduce.page import tables
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import reproduce, resume_experiment
@@ -71,6 +74,8 @@ def run_reproduce(argv: Sequence[str]) -> int:
         names = "\n".join(f"  {name}: {found.what}" for name, found in EXPERIMENTS.items())
         about = f"Carry out one of the paper's experiments.\n\nExperiments:\n{names}"
         again = tyro.cli(ReproduceConfig, args=list(argv), prog="laconic reproduce", description=about)
+    if _scale(again) == "smoke":
+        spare_compiling(os.environ)
     with StopFlag() as stop:
         try:
             if isinstance(again, ReproduceResumeConfig):
@@ -82,6 +87,14 @@ def run_reproduce(argv: Sequence[str]) -> int:
             return stop.status
     _print_outcome(folder, record)
     return 0
+
+
+def _scale(again: ReproduceConfig | ReproduceResumeConfig) -> str | None:
+    """What is asked for, or what a folder was begun with; None if it has no header, which is refused later."""
+    if isinstance(again, ReproduceConfig):
+        return again.scale
+    header = read_header(again.resume)
+    return None if header is None else header["scale"]
 
 
 def _list() -> int:

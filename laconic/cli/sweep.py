@@ -12,7 +12,7 @@ from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, out, recip
 from laconic.errors import unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.sweep_report import ranking_table
-from laconic.recipes.sweep import SWEEPS, SweepConfig, resume_sweep, sweep
+from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep, sweeps
 
 _RESUME = "Take up a sweep where it stopped; its settings come from the folder."
 
@@ -48,12 +48,12 @@ def run_sweep_command(argv: Sequence[str]) -> int:
 
 
 def _config(argv: Sequence[str]) -> SweepConfig:
-    base, rest = SweepConfig(), list(argv)
+    base, rest, recipes = SweepConfig(), list(argv), sweeps()
     if rest and not rest[0].startswith("-"):
-        if rest[0] not in SWEEPS:
-            raise unknown("recipe", rest[0], SWEEPS)
-        base = SWEEPS[rest.pop(0)][1]
-    description = f"Try a grid of one method's hyper-parameters on one task.\n\n{recipes_text(SWEEPS)}"
+        if rest[0] not in recipes:
+            raise unknown("recipe", rest[0], recipes)
+        base = recipes[rest.pop(0)][1]
+    description = f"Try a grid of one method's hyper-parameters on one task.\n\n{recipes_text(recipes)}"
     return tyro.cli(SweepConfig, args=rest, default=base, prog="laconic sweep [RECIPE]", description=description)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from laconic.errors import LaconicError
 from laconic.evaluate import book_page
+from laconic.evaluate.book_markdown import body_of
 from laconic.evaluate.book_panels import figures_of, meta_facts
 from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, collect, rendered
 from laconic.evaluate.summary import markdown_table, verdict
@@ -74,7 +75,7 @@ def _outcome(run: Run) -> str:
         return _list(dict(meta_facts(run.records)))
     if run.kind == "experiment":
         table = run.path.with_name("table.md")
-        return table.read_text(encoding="utf-8").strip() if table.is_file() else "No table was written."
+        return body_of(table.read_text(encoding="utf-8")) if table.is_file() else "No table was written."
     columns = [figures_of(record) for record in run.records]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[_plain(name), *(_plain(column.get(name, "–")) for column in columns)] for name in names]

@@ -8,7 +8,8 @@ from typing import Any
 
 from laconic.evaluate import figures, sweep_report
 from laconic.evaluate import report_page as html
-from laconic.evaluate.book_panels import figures_of, meta_facts, meta_panels
+from laconic.evaluate.book_markdown import body_of, marked
+from laconic.evaluate.book_panels import figures_of, meta_facts, meta_panels, sweep_panel
 from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, rendered
 from laconic.evaluate.panels import Panel
 from laconic.evaluate.report import curves_section, summary_section
@@ -19,10 +20,16 @@ SAVED_AT, SHOWN_AT = 160, 110  # dots an inch of our PNG files, and of the large
 # Where the screen is narrower than this many dots an inch a picture scrolls sideways: small ones fit a phone, and in
 # those of many cells the letters are small already.
 NARROW, WIDE, MANY_INCHES = 62, 100, 6
+META_NOTE = (
+    "One run of meta-training. The band of the meta-loss is ± the standard deviation over the steps it is the mean of; "
+    "of held-out seeds only the mean is on record."
+)
 CSS = """
-code { overflow-wrap: anywhere; }
+code, li, p { overflow-wrap: anywhere; } li + li { margin-top: .2rem; }
 article { margin: 1.2rem 0 3rem; min-width: 0; }
 article > h3 { font-size: 1.3rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
+article > h4, article > h5 { font-size: 1rem; margin: 1.4rem 0 0; overflow-wrap: anywhere; }
+article > h4 + .card, article > h5 + .card { margin-top: .4rem; } article > .lead { font-weight: 600; }
 article > * + * { margin-top: .9rem; }
 article .verdict { margin-top: .8rem; } article .verdict p { font-size: 1.05rem; }
 section > h2, nav > h2 { font-size: 1.6rem; }
@@ -32,7 +39,8 @@ nav ul { margin: .2rem 0 .9rem; padding-left: 1.1rem; } nav a { color: inherit; 
 .smoke { display: inline-block; padding: .1rem .5rem; border: 1px solid currentColor; border-radius: 4px;
   font-size: .8rem; }
 .own .key { display: flex; } .picture { padding: .6rem; background: #ffffff; } .picture img { display: block;
-  width: 100%; height: auto; }
+  width: 100%; height: auto; min-width: var(--least); }
+@media (max-width: 46rem) { .picture.twice { padding: .2rem; } .picture.twice img { min-width: 0; } }
 """
 
 
@@ -75,34 +83,39 @@ def _comparison(run: Run) -> str:
 def _sweep(run: Run) -> str:
     config = run.records[0]["config"]
     words = f"{config['method']} on {config['task']} · {_setting(config)}"
+    shown = f"<p>{escape(words)}</p>{marked(sweep_report.ranking_table(run.records))}"
+    panel = sweep_panel(run.records)
+    if panel is not None:
+        note = "A loss far above that of the smallest value is off the chart."
+        return f'{shown}<div class="figures single own">{_panel(panel, note)}</div>'
     kept = run.path.with_name("ranking.png")
     image = kept.read_bytes() if kept.is_file() else figures.png_bytes(sweep_report.sweep_figure(run.records))
-    described = f"{config['method']}: every point of the grid"
-    return f"<p>{escape(words)}</p>{marked(sweep_report.ranking_table(run.records))}{picture(image, described)}"
+    return shown + picture(image, f"{config['method']}: every point of the grid")
 
 
 def _meta(run: Run) -> str:
     drawn = [_panel(panel) for panel in meta_panels(run.records)]
-    note = '<p class="muted">One run: lines have no error band.</p>'
+    note = f'<p class="muted">{escape(META_NOTE)}</p>'
     kind = "figures odd own" if len(drawn) % 2 else "figures own"
     return html.pairs(meta_facts(run.records)) + note + f'<div class="{kind}">{"".join(drawn)}</div>'
 
 
-def _panel(panel: Panel) -> str:
+def _panel(panel: Panel, note: str = "") -> str:
     described = f"{panel.title}: {panel.y_label} against {panel.x_label}"
     svg = html.inline_svg(figures.svg_bytes(figures.panel_figure(panel)), described)
-    return html.figure(panel.title, "", svg, html.key((curve.style, curve.label) for curve in panel.curves))
+    return html.figure(panel.title, note, svg, html.key((curve.style, curve.label) for curve in panel.curves))
 
 
 def _experiment(run: Run) -> str:
     folder = run.path.parent
     last = [record for record in run.records if record["kind"] == "experiment"][-1]
-    parts = [f"<p>{escape(str(last.get('title', last.get('name', run.name))))}</p>"]
-    table, image = folder / "table.md", folder / "figure.png"
+    parts = [f'<p class="lead">{escape(str(last.get("title", last.get("name", run.name))))}</p>']
+    table, image, narrow = folder / "table.md", folder / "figure.png", folder / "figure-narrow.png"
     if table.is_file():
-        parts.append(marked(table.read_text(encoding="utf-8")))
+        parts.append(marked(body_of(table.read_text(encoding="utf-8")), level=4))
     if image.is_file():
-        parts.append(picture(image.read_bytes(), f"{run.name}: its figure"))
+        slim = narrow.read_bytes() if narrow.is_file() else None
+        parts.append(picture(image.read_bytes(), f"{run.name}: its figure", slim))
     return "\n".join(parts)
 
 
@@ -155,51 +168,33 @@ def _contents(runs: Sequence[Run]) -> str:
     return f'<nav aria-label="Contents"><h2>Contents</h2><div>{"".join(parts)}</div></nav>'
 
 
-def picture(png: bytes, description: str) -> str:
-    """A PNG inside the page; where it is wider than the screen it scrolls instead of shrinking past reading."""
-    if png[:8] != b"\x89PNG\r\n\x1a\n":
-        raise ValueError("the picture is no PNG file")
-    inches = int.from_bytes(png[16:20], "big") / SAVED_AT
+def picture(png: bytes, description: str, narrow: bytes | None = None) -> str:
+    """A PNG inside the page; where it is wider than the screen it scrolls instead of shrinking past reading.
+
+    `narrow` is the same in one column, for a phone.
+    """
+    inches = _pixels(png) / SAVED_AT
     least = inches * (NARROW if inches <= MANY_INCHES else WIDE)
-    data = base64.b64encode(png).decode()
-    described = escape(description)
+    described, kind, source = escape(description), "scroll picture", ""
+    if narrow is not None:
+        _pixels(narrow)
+        kind, source = f"{kind} twice", f'<source media="(max-width: 46rem)" srcset="{_data(narrow)}">'
     return (
-        f'<div class="card"><div class="scroll picture" role="region" aria-label="{described}" tabindex="0">'
-        f'<img alt="{described}" style="min-width: {least:.0f}px; max-width: {inches * SHOWN_AT:.0f}px" '
-        f'src="data:image/png;base64,{data}">'
-        "</div></div>"
+        f'<div class="card"><div class="{kind}" role="region" aria-label="{described}" tabindex="0"><picture>{source}'
+        f'<img alt="{described}" style="--least: {least:.0f}px; max-width: {inches * SHOWN_AT:.0f}px" '
+        f'src="{_data(png)}"></picture></div></div>'
     )
 
 
-def marked(text: str) -> str:
-    """The little Markdown that our own tables and notes use: headings, lists, paragraphs and tables."""
-    parts = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        lines = block.strip().splitlines()
-        if lines and lines[0].startswith("|"):
-            parts.append(_table(lines))
-        elif lines and lines[0].startswith("#"):
-            parts.append(f"<h3>{escape(lines[0].lstrip('# '))}</h3>")
-        elif lines and lines[0].startswith("- "):
-            items = re.split(r"(?:^|\n)- ", "\n".join(lines))[1:]
-            parts.append("<ul>" + "".join(f"<li>{_words(item)}</li>" for item in items) + "</ul>")
-        elif lines:
-            parts.append(f"<p>{_words(' '.join(lines))}</p>")
-    return "\n".join(parts)
+def _pixels(png: bytes) -> int:
+    """The width of a PNG."""
+    if png[:8] != b"\x89PNG\r\n\x1a\n":
+        raise ValueError("the picture is no PNG file")
+    return int.from_bytes(png[16:20], "big")
 
 
-def _table(lines: Sequence[str]) -> str:
-    """A Markdown table; bold cells are the best ones."""
-    cells = [[c.strip() for c in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in lines]
-    headers, rows = cells[0], cells[2:]
-    best = frozenset((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell.startswith("**"))
-    plain = [[re.sub(r"\*\*|`", "", cell).replace("\\|", "|") for cell in row] for row in rows]
-    note = "Bold marks the best of a column." if best else f"{len(rows)} row{'s' * (len(rows) != 1)}."
-    return html.table(html.Table(headers[0] or "table", note, headers, plain, best))
-
-
-def _words(text: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text)).replace("**", "")
+def _data(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _whole(body: str) -> str:

@@ -1,13 +1,16 @@
 """What a report of everything shows of meta-training and of benchmarks, as numbers from their records."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from laconic.evaluate.learning_curve import history, smooth
 from laconic.evaluate.panels import COLOURS, DASHES, MARKERS, Curve, Panel, Record, Style, of_kind
+from laconic.evaluate.ranking import RULES
 from laconic.evaluate.summary import MISSING, count, duration, number
+from laconic.evaluate.sweep_report import meaning
 
 WINDOW = 50  # outer steps that the meta-loss is averaged over
 ABOUT = ("benchmark", "command", "commit", "dirty", "versions", "device", "host_cpus", "started", "provenance")
@@ -17,6 +20,25 @@ def meta_panels(records: Sequence[Record]) -> list[Panel]:
     """Meta-loss and score over outer steps, and the loss of whole runs on held-out seeds over rounds."""
     found = [_meta_loss(records), _score(records), _heldout(records)]
     return [panel for panel in found if panel is not None]
+
+
+def sweep_panel(records: Sequence[Record]) -> Panel | None:
+    """What a sweep of one hyper-parameter ranks its points by; None for any other sweep. Diverged points are left out.
+
+    A record keeps no spread over seeds, so there is no band, and the legend says what a point is the mean of.
+    """
+    points, ranking = of_kind(records, "point"), of_kind(records, "ranking")[-1]
+    names, value = list(points[0]["numbers"]), RULES[ranking["by"]]
+    if len(names) != 1:
+        return None
+    points = sorted(points, key=lambda point: point["numbers"][names[0]])
+    y = np.array([None if any(p["diverged"]) else value(p) for p in points], float)  # None is NaN
+    seeds, bad = len(points[0]["seeds"]), int(np.isnan(y).sum())
+    label = f"{records[0]['config']['method']}, {'one seed' if seeds == 1 else f'mean over {seeds} seeds'}"
+    label += f" ({bad} diverged or never there: not drawn)" if bad else ""
+    curve = replace(_curve(label, 0, [p["numbers"][names[0]] for p in points], y), style=Style(COLOURS[0], (), "o"))
+    what = meaning(ranking).replace("trailing 10", "10")  # or it is longer than its axis
+    return Panel("sweep", "Every point of the grid", names[0], what, (curve,), log_x=True)
 
 
 def meta_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -61,9 +83,9 @@ def _style(i: int) -> Style:
     return Style(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i // len(DASHES) % len(MARKERS)])
 
 
-def _curve(label: str, i: int, x: Any, y: Any) -> Curve:
+def _curve(label: str, i: int, x: Any, y: Any, error: Any = None) -> Curve:
     x, y = np.asarray(x, float), np.asarray(y, float)
-    return Curve(label, _style(i), x, y, np.zeros_like(y), diverged=False)
+    return Curve(label, _style(i), x, y, np.zeros_like(y) if error is None else np.asarray(error), diverged=False)
 
 
 def _meta_loss(records: Sequence[Record]) -> Panel | None:
@@ -71,9 +93,17 @@ def _meta_loss(records: Sequence[Record]) -> Panel | None:
     if not losses.size:
         return None
     smoothed, steps = smooth(losses, WINDOW), np.arange(1, len(losses) + 1)
-    curves = [_curve(task, i, steps, smoothed[:, i]) for i, task in enumerate(records[0]["config"]["tasks"])]
+    spread = _spread(losses)
+    curves = [
+        _curve(task, i, steps, smoothed[:, i], spread[:, i]) for i, task in enumerate(records[0]["config"]["tasks"])
+    ]
     label = f"meta-loss (trailing {WINDOW}-step mean)"
     return Panel("meta-loss", "Meta-loss of the runs under way", "outer steps", label, tuple(curves))
+
+
+def _spread(losses: np.ndarray) -> np.ndarray:
+    """The standard deviation over the same steps that the trailing mean is over."""
+    return np.sqrt(np.maximum(smooth(losses**2, WINDOW) - smooth(losses, WINDOW) ** 2, 0))
 
 
 def _score(records: Sequence[Record]) -> Panel | None:

@@ -126,7 +126,8 @@ def _run(path: Path, root: Path) -> Run:
     kind = _kind(records)
     name = path.parent.relative_to(root).as_posix()
     name = path.parent.resolve().name if name == "." else name
-    return Run(name, kind, path, records, _origin(records[0], _seconds(kind, records)))
+    seconds = _seconds_inside(path.parent) if kind == "experiment" else _seconds(kind, records)
+    return Run(name, kind, path, records, _origin(records[0], seconds))
 
 
 def _kind(records: Sequence[Record]) -> str:
@@ -151,10 +152,16 @@ def _benchmarks(path: Path) -> list[Record]:
 # --- where they came from ---------------------------------------------------------------------------------------------
 
 
-def _seconds(kind: str, records: Sequence[Record]) -> float | None:
+def _seconds(kind: str, records: Sequence[Record]) -> float:
     if kind == "comparison":
         return sum(method["seconds"] for method in of_kind(records, "method"))
-    return None if kind == "experiment" else records[-1]["seconds"]
+    return records[-1]["seconds"]
+
+
+def _seconds_inside(folder: Path) -> float | None:
+    """The time of all runs inside an experiment; None where they are not kept beside its records."""
+    inside = [read(path) for path in sorted(folder.glob(f"*/*/{RECORDS}"))]
+    return sum(_seconds(_kind(records), records) for records in inside) if inside else None
 
 
 def _origin(header: Record, seconds: float | None) -> Origin:

@@ -1,4 +1,7 @@
-"""Families of a sweep: a client and an outer optimizer from traced numbers. Adding one is a function and a line."""
+"""Families of a sweep: a client and an outer optimizer from traced numbers.
+
+An outer optimizer whose registry line gives it a row is one by itself; others are a function and a line here.
+"""
 
 import inspect
 import math
@@ -67,11 +70,26 @@ FAMILIES: dict[str, Callable[..., Parts]] = {
 }
 
 
+def own_names() -> list[str]:
+    """The outer optimizers that are methods by their own names: SGD workers under each."""
+    return [name for name, entry in OUTER.items() if entry.row is not None]
+
+
+def parts_of(method: str, task: Task, numbers: Mapping[str, Number]) -> Parts:
+    """The client and the outer optimizer at a point."""
+    if method in FAMILIES:
+        return FAMILIES[method](task, **numbers)
+    own = {name: value for name, value in numbers.items() if name != "gamma"}
+    return local_client(task, optax.sgd(numbers["gamma"])), OUTER[method].make(**own)
+
+
 def names_of(method: str) -> tuple[str, ...]:
     """The hyper-parameters of a family, in the order of its function."""
-    if method not in FAMILIES:
-        raise unknown("method of a sweep", method, FAMILIES)
-    return tuple(name for name in inspect.signature(FAMILIES[method]).parameters if name != "task")
+    if method in FAMILIES:
+        return tuple(name for name in inspect.signature(FAMILIES[method]).parameters if name != "task")
+    if method in own_names():
+        return ("gamma", *(name for name, default in OUTER[method].options.items() if isinstance(default, float)))
+    raise unknown("method of a sweep", method, [*FAMILIES, *own_names()])
 
 
 def check_point(method: str, point: Numbers) -> None:

@@ -47,7 +47,7 @@ tbody th, tbody td { border-top: 1px solid var(--line); }
 th:first-child { position: sticky; left: 0; z-index: 1; text-align: left; background: var(--card); min-width: 9rem;
   max-width: 22rem; white-space: normal; overflow-wrap: break-word; box-shadow: 1px 0 0 var(--line); }
 .name { display: flex; align-items: center; }
-.name span { min-width: 0; }
+.name span { min-width: 0; max-width: 100%; }
 td.best { background: var(--best); font-weight: 700; }
 .swatch { display: inline-block; width: 30px; height: 10px; margin-right: .5rem; vertical-align: middle; flex: none; }
 .figures { display: grid; gap: 1rem; grid-template-columns: repeat(2, minmax(0, 1fr)); }
@@ -144,11 +144,11 @@ def table(content: Table) -> str:
         for j, cell in enumerate(cells, start=1):
             row += f'<td class="best">{escape(cell)}</td>' if (i, j) in content.best else f"<td>{escape(cell)}</td>"
         body.append(f"<tr>{row}</tr>")
-    title, note, rows = escape(content.title), escape(content.note), "\n".join(body)
+    title, rows = escape(content.title), "\n".join(body)
+    note = f'<p class="note">{escape(content.note)}</p>' if content.note else ""
     return (
         f'<div class="card"><div class="scroll" role="region" aria-label="{title}" tabindex="0">'
-        f'<table aria-label="{title}"><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>'
-        f'<p class="note">{note}</p></div>'
+        f'<table aria-label="{title}"><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>{note}</div>'
     )
 
 

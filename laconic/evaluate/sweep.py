@@ -21,7 +21,7 @@ from laconic.compress import DENSE
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.evaluate.families import FAMILIES, Numbers, check_point, names_of, spec_of
+from laconic.evaluate.families import Numbers, check_point, names_of, parts_of, spec_of
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
 from laconic.evaluate.run import Setting, all_finite, heldout_metrics
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round
@@ -58,7 +58,7 @@ class Sweep:
         self._advance = jax.jit(self._segment, static_argnames="length")
 
     def _parts(self, task: Task, numbers: Any) -> tuple[Simulated, Server]:
-        client, outer = FAMILIES[self.method](task, **numbers)
+        client, outer = parts_of(self.method, task, numbers)
         return Simulated(client, DENSE), Server(outer)
 
     def _init(self, task: Task, numbers_P: Any, keys_S: jax.Array) -> RoundState:

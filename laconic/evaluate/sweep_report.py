@@ -91,14 +91,15 @@ def _sentence(order: Sequence[Record], ranking: Record) -> str:
     seeds, bad = len(order[0]["seeds"]), ranking["diverged"]
     text = (
         f"{count(len(order))} point{'s' * (len(order) > 1)}, {count(bad)} diverged; {seeds} seed{'s' * (seeds > 1)}; "
-        f"ranked by {_meaning(ranking)}; {duration(ranking['seconds'])}."
+        f"ranked by {meaning(ranking)}; {duration(ranking['seconds'])}."
     )
     if bad == len(order):
         return f"{text} Every point diverged: try lower rates."
     return f"{text} The best: `{ranking['best']}`."
 
 
-def _meaning(ranking: Record) -> str:
+def meaning(ranking: Record) -> str:
+    """What a sweep ranks its points by, in words."""
     return MEANING[ranking["by"]].format(target=number(ranking["target_loss"]))
 
 
@@ -144,7 +145,7 @@ def _draw_line(ax: "Axes", points: Sequence[Record], name: str, ranking: Record)
     ax.set_xlim(x.min() / 1.3, x.max() * 1.3)
     _plain_ticks(ax.xaxis, *ax.get_xlim())
     ax.set_xlabel(name + (" (×: diverged or never there)" if not good.all() else ""))
-    ax.set_ylabel(_meaning(ranking))
+    ax.set_ylabel(meaning(ranking))
     ax.grid(color=GRID, linewidth=0.7)
     ax.set_axisbelow(True)
 
@@ -169,7 +170,7 @@ def _cells(grid: Sequence[Record], names: Sequence[str], ranking: Record) -> "Fi
         ax.set_axis_off()
     bar = figure.colorbar(ScalarMappable(norm, "viridis"), ax=list(axes), extend="max" if capped else "neither")
     _plain_ticks(bar.ax.yaxis, *bar.ax.get_ylim())
-    bar.set_label(_meaning(ranking) + (" (×: diverged)" if any(any(p["diverged"]) for p in grid) else ""))
+    bar.set_label(meaning(ranking) + (" (×: diverged)" if any(any(p["diverged"]) for p in grid) else ""))
     return figure
 
 

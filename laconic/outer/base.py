@@ -1,5 +1,6 @@
 """What an outer optimizer is: an optax transformation that reads Δ as a gradient, and what it needs of the round."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -26,10 +27,23 @@ def from_optax(tx: optax.GradientTransformation) -> OuterOptimizer:
 
 
 class Entry(NamedTuple):
-    """A registry line: how to make it (keyword hyper-parameters with defaults) and one line for people."""
+    """A registry line: how to make it (keyword hyper-parameters with defaults) and one line for people.
+
+    row:  its options as a row of the tables, as in "gamma=0.1,rate=0.01", gamma being the rate of SGD workers under it;
+          with one it is a method by its own name, in comparisons, in sweeps and in every table of the experiments
+    grid: what a sweep of it tries unless told otherwise, as in ("gamma=0.3,0.1", "rate=0.01,0.001")
+    """
 
     make: Callable[..., OuterOptimizer]
     summary: str
+    row: str | None = None
+    grid: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Its hyper-parameters that can be written down, numbers and words, and their defaults."""
+        parameters = inspect.signature(self.make).parameters
+        return {name: p.default for name, p in parameters.items() if isinstance(p.default, int | float | str)}
 
 
 def transform(

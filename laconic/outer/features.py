@@ -19,13 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from laconic.architecture import DECAYS, TIMESCALES, factored_axes
 from laconic.outer.tiles import Masks
-
-TIMESCALES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
-MOMENTUM = (0.9, 0.99, 0.999)
-SECOND_MOMENT = (0.999,)
-ADAFACTOR = (0.9, 0.99, 0.999)
-DECAYS = MOMENTUM + SECOND_MOMENT + ADAFACTOR
 
 
 class Ada(NamedTuple):
@@ -57,12 +52,6 @@ class Fields(NamedTuple):
     col: jax.Array
     delta_factors: tuple[jax.Array, jax.Array]  # their product scales the mean delta,
     momentum_factors: tuple[jax.Array, jax.Array]  # and theirs the momenta
-
-
-def factored_axes(shape: Sequence[int]) -> tuple[int, int]:
-    """(largest, second largest) axis; of equal ones the later counts as the larger."""
-    order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
-    return order[-1], order[-2]
 
 
 def decays(offsets_7: jax.Array) -> jax.Array:

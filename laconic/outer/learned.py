@@ -16,20 +16,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.errors import LaconicError, unknown
+from laconic.architecture import LAMBDA, TIME_SHIFT, Architecture
+from laconic.errors import LaconicError
 from laconic.outer import features, fused
 from laconic.outer.base import OuterOptimizer
 from laconic.outer.tiles import Walk, default_tile
 
 Theta = dict[str, jax.Array]
-LAMBDA = 0.001
-TIME_SHIFT = {"shifted": 1.0, "paper": 0.0}
-ARCHITECTURES = {
-    "lopt-a": "mean delta, parameter, accumulators and time",
-    "lagg-a": "every worker's delta, parameter, accumulators and time",
-    "lopt": "mean delta, parameter and time only",
-    "lagg": "every worker's delta, parameter and time only",
-}
 
 
 class LearnedState(NamedTuple):
@@ -40,78 +33,17 @@ class LearnedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LearnedOptimizer:
-    """An architecture; `init(key)` draws weights φ for it, and calling it with some φ gives an outer optimizer.
-
-    architecture: one of `ARCHITECTURES`
-    workers:      K for lagg-a and lagg, None for lopt-a and lopt
-    hidden:       width of the two hidden layers
-    time:         "shifted" is tanh(t/x − 1), "paper" is tanh(t/x)
-    output_scale: shrinks the last layer's first weights; near 0 an untrained φ does almost nothing
-    """
-
-    architecture: str = "lopt-a"
-    workers: int | None = None
-    hidden: int = 32
-    time: str = "shifted"
-    output_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES:
-            raise unknown("architecture", self.architecture, ARCHITECTURES)
-        if self.time not in TIME_SHIFT:
-            raise unknown("time features", self.time, TIME_SHIFT)
-        if self.gathers and (self.workers is None or self.workers < 1):
-            raise LaconicError(
-                f"{self.architecture} sees every worker's delta and needs workers=K, got {self.workers}."
-            )
-        if not self.gathers and self.workers is not None:
-            raise LaconicError(f"{self.architecture} sees only the mean delta and serves any K; leave workers out.")
-
-    @property
-    def gathers(self) -> bool:
-        """Whether it sees every worker's delta."""
-        return self.architecture.startswith("lagg")
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether it keeps Ada accumulators."""
-        return self.architecture.endswith("-a")
-
-    @property
-    def deltas(self) -> int:
-        """How many delta features there are."""
-        return self.workers if self.workers is not None else 1
-
-    @property
-    def inputs(self) -> int:
-        """Features per parameter: 39 for LOpt-A, 38 + K for LAgg-A."""
-        return self.deltas + (38 if self.accumulates else 12)
-
-    @property
-    def weights(self) -> int:
-        """|φ|, the MLP alone: 2402 for LOpt-A."""
-        F, N = self.inputs, self.hidden
-        return F * N + N + N * N + N + N * 2 + 2
+class LearnedOptimizer(Architecture):
+    """An architecture; `init(key)` draws weights φ for it, and calling it with some φ gives an outer optimizer."""
 
     def init(self, key: jax.Array) -> Theta:
         """Truncated normal weights (±2σ, σ = 1/√fan_in), zero biases, zero decay offsets."""
-        sizes = (self.inputs, self.hidden, self.hidden, 2)
         theta: Theta = {"decay": jnp.zeros(7)} if self.accumulates else {}
         for i, layer_key in enumerate(jax.random.split(key, 3)):
-            fan_in, fan_out = sizes[i], sizes[i + 1]
+            fan_in, fan_out = self.shapes[f"w{i}"]
             draw = jax.random.truncated_normal(layer_key, -2.0, 2.0, (fan_in, fan_out)) / fan_in**0.5
             theta |= {f"w{i}": draw * (self.output_scale if i == 2 else 1.0), f"b{i}": jnp.zeros(fan_out)}
         return theta
-
-    def check(self, theta: Theta) -> None:
-        """Refuse φ of another architecture."""
-        want = jax.tree.map(lambda x: x.shape, jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0))))
-        have = {name: tuple(jnp.shape(x)) for name, x in theta.items()}
-        if want != have:
-            wrong = sorted(n for n in {*want, *have} if want.get(n) != have.get(n))
-            detail = ", ".join(f"{n} is {have.get(n, 'missing')}, not {want.get(n, 'known')}" for n in wrong)
-            raise LaconicError(f"these weights are not of {self.architecture} with {self.deltas} deltas: {detail}.")
 
     def __call__(
         self,
@@ -156,7 +88,8 @@ class LearnedOptimizer:
             adas = structure.flatten_up_to(ada) if self.accumulates else [None] * len(leaves)
             rows = zip(leaves, adas, structure.flatten_up_to(mean_delta), structure.flatten_up_to(deltas), strict=True)
             steps = [tensor_step(theta, time, *row, tile or default_tile()) for row in rows]
-            changes = [-(scale * s + weight_decay * p) for s, p in zip(steps, leaves, strict=True)]
+            shares = [scale * self.share(p.shape) for p in leaves]
+            changes = [-(r * s + weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)]
             changes = jax.tree.map(lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes))
             return changes, LearnedState(state.round + 1, ada)
 

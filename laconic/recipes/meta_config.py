@@ -74,6 +74,8 @@ class MetaConfig:
     """Time features tanh(t/x − 1) or, as the paper writes them, tanh(t/x)."""
     output_scale: float = 0.01
     """Shrinks the last layer's first weights, so that φ begins near doing nothing."""
+    widest: int = 0
+    """Inputs of a tensor beyond which its steps shrink in proportion; 0: whole steps everywhere, as the paper."""
     seed: int = 0
     """Seed of φ, of perturbations and of everything the runs draw."""
     judge_every: int = 500
@@ -95,7 +97,8 @@ class MetaConfig:
         """The architecture to train; LAgg needs one K for all tasks."""
         gathers = self.architecture.startswith("lagg")
         K = self.inners()[0].workers if gathers else None
-        return LearnedOptimizer(self.architecture, K, time=self.time, output_scale=self.output_scale)
+        shared = {name: getattr(self, name) for name in ("time", "output_scale", "widest")}
+        return LearnedOptimizer(self.architecture, K, **shared)
 
     def inners(self) -> list[Inner]:
         """Each task's setting."""
@@ -186,6 +189,7 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
             _FMNIST,
             tasks=_GENERAL,
             gamma=0.1,
+            widest=784,
             steps=1000,
             ramp=800,
             peak=1e-3,

@@ -3,6 +3,7 @@
 Of several processes the first one writes; the others only read what a resumed run goes on from.
 """
 
+import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.meta_run import Best, MetaRun, kept
 from laconic.recipes.processes import by_the_first
 from laconic.recipes.publish import publish_run
-from laconic.store import checkpoint
+from laconic.store import atomic, checkpoint
 from laconic.store.runlog import RunLog, provenance, read
 
 
@@ -88,6 +89,18 @@ def save(run: MetaRun) -> None:
     meta = {"done": run.done, "seconds": run.seconds, "best_step": run.best.step}
     meta["best_score"] = run.best.score if np.isfinite(run.best.score) else None
     by_the_first(lambda: checkpoint.save(run.folder / CHECKPOINT, tree, meta))
+
+
+def forget_after(folder: Path, done: int) -> None:
+    """Drop the records of outer steps after `done`: a run that was killed goes on from there and writes them again."""
+
+    def write() -> None:
+        records = read(folder / RECORDS)
+        kept = [record for record in records if record.get("end", record.get("step", 0)) <= done]
+        if len(kept) < len(records):
+            atomic.write_text(folder / RECORDS, "".join(f"{json.dumps(record)}\n" for record in kept))
+
+    by_the_first(write)
 
 
 def restore(run: MetaRun) -> None:

@@ -2,7 +2,7 @@
 
 The folder holds `records.jsonl` ("run", then "progress" and "judged" as it goes, "summary" at the end), the checkpoint,
 `best.safetensors` and `last.safetensors` (loadable optimizers with a card) and the learning curve. A resumed run goes
-on from its checkpoint to the same bits; records written after that checkpoint are superseded by those written again.
+on from its checkpoint to the same bits; records written after that checkpoint are dropped, and written again.
 
 Several processes that `jax.distributed` joined train as one: all of them call the same function with the same config,
 the groups of runs are spread over the devices of all, and the first process writes the folder.
@@ -69,6 +69,7 @@ def resume_meta_train(
     run = MetaRun(config, folder, trainer, state, Best(kept(state.theta)), observer)
     if saved:
         meta_folder.restore(run)
+    meta_folder.forget_after(folder, run.done)
     return _train(run, stop)
 
 
@@ -91,7 +92,7 @@ def _initial(config: MetaConfig) -> Theta | None:
     if config.init is None:
         return None
     found, wanted = load(config.init), config.learned()
-    for what in ("architecture", "workers", "hidden", "time"):  # output_scale matters to random weights alone
+    for what in ("architecture", "workers", "hidden", "time"):  # the others change nothing about what φ is
         theirs, ours = getattr(found.learned, what), getattr(wanted, what)
         if theirs != ours:
             raise LaconicError(

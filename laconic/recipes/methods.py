@@ -1,7 +1,8 @@
 """Methods by name: `parse_method("slowmo:gamma=0.3,alpha=1.66,beta=0.9", K)`.
 
-A method is a local optimizer, an outer optimizer and a compressor. Adding one is one function and one line below; its
-keyword arguments are its options on the command line.
+A method is a local optimizer, an outer optimizer and a compressor. An outer optimizer whose registry line gives it a
+row is one by itself, with SGD workers; any other is a function and a line below, and its keyword arguments are its
+options on the command line.
 """
 
 import inspect
@@ -14,6 +15,7 @@ import optax
 from laconic.client import LocalOptimizer, gradient_client
 from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, require_seed, unknown
+from laconic.evaluate.families import own_names
 from laconic.evaluate.run import Method, local_method
 from laconic.outer import OUTER, OuterOptimizer, from_optax
 from laconic.zoo import cards, load, published
@@ -119,18 +121,32 @@ METHODS: dict[str, Entry] = {
 }
 
 
+def own_methods() -> dict[str, Entry]:
+    """The outer optimizers that are methods by their own names."""
+    return {name: _own(name) for name in own_names() if name not in METHODS}
+
+
+def _own(name: str) -> Entry:
+    def make(K: int, gamma: float = 0.1, **options: Any) -> Parts:
+        return Parts(LocalOptimizer("sgd", gamma), OUTER[name].make(**options))
+
+    return Entry(make, OUTER[name].summary)
+
+
 def published_methods() -> dict[str, Entry]:
     """The learned optimizers that come with the package, by name; without damaged ones."""
     return {name: _published(name) for name in cards()}
 
 
 def entry_of(name: str) -> Entry:
-    """A method of `METHODS`, a published optimizer by name, or one from a .safetensors file."""
+    """A method of `METHODS`, an outer optimizer with a row, a published optimizer, or one from a .safetensors file."""
     if name in METHODS:
         return METHODS[name]
+    if name in own_names():
+        return _own(name)
     if name in published() or name.endswith(".safetensors"):
         return _published(name)
-    raise unknown("optimizer", name, [*METHODS, *published()])
+    raise unknown("optimizer", name, [*METHODS, *own_methods(), *published()])
 
 
 def _published(name: str) -> Entry:
@@ -147,7 +163,8 @@ def _published(name: str) -> Entry:
 def options_of(name: str) -> dict[str, Any]:
     """A method's options and their defaults."""
     parameters = inspect.signature(entry_of(name).make).parameters
-    return {n: p.default for n, p in parameters.items() if n != "K"}
+    found = {n: p.default for n, p in parameters.items() if n != "K" and p.kind is not p.VAR_KEYWORD}
+    return found | (OUTER[name].options if name in own_methods() else {})
 
 
 def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Method:

@@ -90,9 +90,10 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
         f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}, {config['rounds']} rounds, "
         f"{config['seeds']} seeds from {config['first_seed']}"
     )
+    target, reference = summary["target_loss"], summary["reference"]  # none where local SGD diverged or was left out
     measured = {
-        f"rounds to train loss {summary['target_loss']:g}": row["rounds_to_target"],
-        f"speedup over {summary['reference']}": row["speedup"],
+        **({} if target is None else {f"rounds to train loss {target:g}": row["rounds_to_target"]}),
+        **({} if reference is None else {f"speedup over {reference}": row["speedup"]}),
         "final train loss": row["final_train"],
         "best test accuracy over rounds": float(np.max(curve)),
         "seeds that diverged": row["diverged"],

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Observer, Silent
-from laconic.evaluate.families import check_point, names_of
+from laconic.evaluate.families import check_point, names_of, own_names
 from laconic.evaluate.ranking import Rule
 from laconic.evaluate.run import Setting
 from laconic.evaluate.sweep import Sweep, check_sweep, chunks_of, run_sweep
 from laconic.evaluate.sweep_report import heat_map, ranking_table
+from laconic.outer import OUTER
 from laconic.recipes.compare import OWN_TASK
 from laconic.recipes.config import command_line
 from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
@@ -31,7 +32,7 @@ class SweepConfig:
     task: str = "fmnist-mlp2"
     """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
     method: str = "local-sgd"
-    """Whose hyper-parameters: local-sgd, slowmo, diloco, fedadam, fedyogi, fedadagrad, sgd or adam."""
+    """Whose hyper-parameters: local-sgd, slowmo, diloco, fedadam, fedyogi, fedadagrad, sgd, adam or one of your own."""
     grid: tuple[str, ...] = ("gamma=1,0.5,0.3,0.1",)
     """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier one: 0.5/gamma."""
     points: tuple[str, ...] = ()
@@ -100,6 +101,16 @@ SWEEPS: dict[str, tuple[str, SweepConfig]] = {
         ),
     ),
 }
+
+
+def sweeps() -> dict[str, tuple[str, SweepConfig]]:
+    """The recipes by name, and the grids that outer optimizers of one's own bring along."""
+    found = dict(SWEEPS)
+    for name in own_names():
+        if OUTER[name].grid and name not in found:
+            config = SweepConfig(method=name, grid=OUTER[name].grid)
+            found[name] = (f"the grid of {name}: {len(parse_grid(config.grid))} points", config)
+    return found
 
 
 # --- carrying one out -------------------------------------------------------------------------------------------------

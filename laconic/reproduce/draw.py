@@ -19,24 +19,33 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 COLUMNS, LEGEND_COLUMNS = 3, 4
+SWEPT: dict[str, tuple[str, dict[str, Any]]] = {  # of a sweep's row: what it is, and a look that shows it below another
+    "loss": ("best point found here", {"marker": "o", "color": COLOURS[0], "markersize": 7}),
+    "paper_loss": ("the paper's values, here", {"marker": "D", "color": COLOURS[1], "markersize": 3.5}),
+}
 
 
 def experiment_figure(
-    experiment: Experiment, panels: Mapping[str, Sequence[Record]], rows: Sequence[Record], note: str = ""
+    experiment: Experiment,
+    panels: Mapping[str, Sequence[Record]],
+    rows: Sequence[Record],
+    note: str = "",
+    columns: int = COLUMNS,
 ) -> "Figure":
-    """Every axes of the experiment; `note` is a line below its title."""
+    """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its title."""
     from matplotlib.figure import Figure
 
     if experiment.sweeps:
         return _sweeps_figure(experiment, rows, note)
     shown = all_axes(experiment, panels)
     bars = [across for across in experiment.across if across.kind == "bars"]
-    across = min(COLUMNS, len(shown) + len(bars))
+    across = min(columns, len(shown) + len(bars))
     down = math.ceil((len(shown) + len(bars)) / across)
     looks = looks_of(panels)
+    least, entries, letters = (4.6, 2, 8.5) if columns == 1 else (6.4, LEGEND_COLUMNS, 11)
     with our_style():
-        size = (4.4 * across, 3.4 * down + 0.5 + 0.22 * math.ceil(len(looks) / LEGEND_COLUMNS))
-        figure = Figure(figsize=(max(size[0], 6.4), size[1]), layout="constrained", facecolor="white")
+        size = (4.4 * across, 3.4 * down + 0.5 + 0.22 * math.ceil(len(looks) / entries))
+        figure = Figure(figsize=(max(size[0], least), size[1]), layout="constrained", facecolor="white")
         plots = figure.subplots(down, across, squeeze=False).ravel()
         for plot, axes in zip(plots, shown, strict=False):
             draw_axes(plot, axes)
@@ -44,18 +53,19 @@ def experiment_figure(
             draw_bars(plot, bar.title, experiment, rows, looks)
         for plot in plots[len(shown) + len(bars) :]:
             plot.set_axis_off()
-        _title(figure, experiment, note)
-        _legend(figure, looks)
+        _title(figure, experiment, note, letters)
+        _legend(figure, looks, entries)
     return figure
 
 
-def _title(figure: "Figure", experiment: Experiment, note: str) -> None:
-    figure.suptitle(experiment.title + (f"\n{note}" if note else ""), fontsize=11, fontweight="bold", parse_math=False)
+def _title(figure: "Figure", experiment: Experiment, note: str, letters: float = 11) -> None:
+    text = experiment.title + (f"\n{note}" if note else "")
+    figure.suptitle(text, fontsize=letters, fontweight="bold", parse_math=False)
 
 
-def _legend(figure: "Figure", looks: Mapping[str, Look]) -> None:
+def _legend(figure: "Figure", looks: Mapping[str, Look], columns: int = LEGEND_COLUMNS) -> None:
     handles, where = _handles(looks.items()), "outside lower center"
-    figure.legend(handles=handles, loc=where, ncols=LEGEND_COLUMNS, frameon=False, handlelength=3)
+    figure.legend(handles=handles, loc=where, ncols=columns, frameon=False, handlelength=3)
 
 
 def _handles(looks: Iterable[tuple[str, Look]]) -> list[Any]:
@@ -137,6 +147,7 @@ def draw_bars(
                 mark = {"color": "white", "markeredgecolor": INK, "marker": "D", "markersize": 4}
                 plot.errorbar(at, row["paper"], yerr=row["paper_error"], ecolor=INK, elinewidth=0.6, **mark)
     plot.set_xticks(range(len(experiment.panels)), [_short(p.title) for p in experiment.panels], fontsize=6.5)
+    plot.set_xlim(-0.5, len(experiment.panels) - 0.5)  # also where a bar is missing
     plot.set_title(f"{title} (◇ the paper)", loc="left", fontsize=10, fontweight="bold")
     plot.set_ylabel(METRICS[metric].title.format(target="the target loss"))
     plot.grid(color=GRID, linewidth=0.7, axis="y")
@@ -154,14 +165,13 @@ def _sweeps_figure(experiment: Experiment, rows: Sequence[Record], note: str) ->
     with our_style():
         figure = Figure(figsize=(8.6, 1.4 + 0.2 * len(rows)), layout="constrained", facecolor="white")
         plot = figure.subplots()
-        for i, row in enumerate(rows):
-            for field, marker, colour in (("loss", "o", COLOURS[0]), ("paper_loss", "D", COLOURS[1])):
-                if row[field] is not None:
-                    plot.plot(row[field], i, marker=marker, color=colour, markersize=5, linestyle="none")
+        for field, (label, look) in SWEPT.items():
+            known = [i for i, row in enumerate(rows) if row[field] is not None]
+            plot.plot([rows[i][field] for i in known], known, **look, linestyle="none", label=label)
         plot.set_yticks(range(len(rows)), [row["panel"] for row in rows], fontsize=7)
         plot.invert_yaxis()
         plot.set_xlabel("loss that the sweep ranks by")
         plot.grid(color=GRID, linewidth=0.7)
         _title(figure, experiment, note)
-        _legend(figure, {"best point found here": (COLOURS[0], ()), "the paper's values, here": (COLOURS[1], ())})
+        figure.legend(loc="outside lower center", ncols=len(SWEPT), frameon=False)
     return figure

@@ -1,4 +1,4 @@
-"""An experiment for people, made only from records: figure.png, figure.svg, table.md and table.html."""
+"""An experiment for people, made only from records: figure.png and .svg, figure-narrow.png, table.md and table.html."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,8 @@ def write_outcome(
     folder: Path, experiment: Experiment, record: Record, panels: Mapping[str, Sequence[Record]]
 ) -> list[Path]:
     """Write the figure and the table of an "experiment" record, each file in one step → their paths."""
-    figure = experiment_figure(experiment, panels, record["rows"], "".join(_scale_line(record)))
+    note = "".join(_scale_line(record))
+    figure = experiment_figure(experiment, panels, record["rows"], note)
     png = png_bytes(figure)
     contents = {
         "figure.png": png,
@@ -39,6 +40,9 @@ def write_outcome(
         "table.md": markdown(experiment, record, panels).encode(),
         "table.html": page(experiment, record, panels, png).encode(),
     }
+    if experiment.panels:  # the same in one column, for the report on a phone
+        slim = experiment_figure(experiment, panels, record["rows"], note, columns=1)
+        contents["figure-narrow.png"] = png_bytes(slim)
     for name, data in contents.items():
         atomic.write_bytes(folder / name, data)
     return [folder / name for name in contents]

@@ -3,13 +3,14 @@
 from laconic.errors import unknown
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.figures import FIGURES
+from laconic.reproduce.own_rows import with_own_rows
 from laconic.reproduce.tables import CURVES, TABLES
 
 EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in (*TABLES, *CURVES, *FIGURES)}
 
 
 def experiment(name: str) -> Experiment:
-    """An experiment by its name."""
+    """An experiment by its name, with the rows that outer optimizers of one's own ask for."""
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
+    return with_own_rows(EXPERIMENTS[name])

@@ -5,13 +5,11 @@ The folder holds `records.jsonl` (a "run" record, an "experiment" record at the 
 and the table and figure that are made of their records.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
-
-import jax
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
@@ -20,6 +18,7 @@ from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_run import MetaObserver, Unwatched
 from laconic.recipes.meta_train import meta_train, resume_meta_train
 from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep
+from laconic.reproduce.compiling import compiled_for
 from laconic.reproduce.experiment import Experiment, Learned, Panel
 from laconic.reproduce.folder import begin, begun, conclude, finished, read_header
 from laconic.reproduce.outcome import hparam_rows, rows_of
@@ -97,30 +96,18 @@ def carry_out(
             f"{folder} has a colon, which would end the names of optimizers in it; choose another --out."
         )
     begin(experiment, scale, folder)
-    place = _Place(folder, watching or Nobody(), stop)
-    with _compiled_for(scale):
-        files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
-        panels = {panel.name: _run_panel(panel, files, place) for panel in experiment.panels}
-        recorded = {name: find_sweep(config) for name, config in full.items()}
-        sweeps = {row.sweep: row.config for row in experiment.sweeps}
-        # what is on record was swept in the paper's setting, and stands in for that alone
-        standing = {name: recorded[name] for name, config in sweeps.items() if config == full[name]}
-        found = {name: standing.get(name) or _run_sweep(name, config, place) for name, config in sweeps.items()}
+    place = _Place(folder, scale, watching or Nobody(), stop)
+    files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
+    panels = {panel.name: _run_panel(panel, files, place) for panel in experiment.panels}
+    recorded = {name: find_sweep(config) for name, config in full.items()}
+    sweeps = {row.sweep: row.config for row in experiment.sweeps}
+    # what is on record was swept in the paper's setting, and stands in for that alone
+    standing = {name: recorded[name] for name, config in sweeps.items() if config == full[name]}
+    found = {name: standing.get(name) or _run_sweep(name, config, place) for name, config in sweeps.items()}
     rows = rows_of(experiment, panels) + hparam_rows(experiment, found, recorded)
     record = conclude(folder, experiment, scale, files, rows)
     write_outcome(folder, experiment, record, panels)
     return folder, record
-
-
-@contextmanager
-def _compiled_for(scale: str) -> Iterator[None]:
-    """At smoke scale nearly all the time is compiling, so the compiler is told to spare itself the trouble."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", before or scale == "smoke")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
 
 
 # --- its runs ---------------------------------------------------------------------------------------------------------
@@ -128,18 +115,20 @@ def _compiled_for(scale: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an experiment is carried out, who watches, and whether to stop."""
+    """Where an experiment is carried out and at which scale, who watches, and whether to stop."""
 
     folder: Path
+    scale: str
     watching: Watching
     stop: Callable[[], bool]
 
-    def carry_on(self, what: str, run: Callable[[], Any]) -> Any:
+    def carry_on(self, what: str, tasks: Sequence[str], run: Callable[[], Any]) -> Any:
         """A run of the experiment, unless it is asked to stop; a stop within the run is one of the experiment."""
         if self.stop():
             raise Interrupted(f"stopped before {what}.", self.folder)
         try:
-            return run()
+            with compiled_for(self.scale, tasks):
+                return run()
         except Interrupted as stopped:
             raise Interrupted(f"{what}: {stopped}", self.folder) from None
 
@@ -159,7 +148,7 @@ def _obtain(learned: Learned, place: _Place) -> str:
                 meta_train(replace(learned.config, out=folder), observer=observer, stop=place.stop, name=learned.name)
 
     if not there or not finished(folder, "summary", BEST):
-        place.carry_on(learned.name, run)
+        place.carry_on(learned.name, learned.config.tasks, run)
     return str(folder / BEST)
 
 
@@ -180,7 +169,7 @@ def _run_panel(panel: Panel, files: dict[str, str], place: _Place) -> list[Recor
             return compare(replace(config, out=folder), observer=observer, stop=place.stop)[1]
 
     done = there and finished(folder, "summary", "report.html")
-    return read(folder / RECORDS) if done else place.carry_on(panel.name, run)
+    return read(folder / RECORDS) if done else place.carry_on(panel.name, [config.task], run)
 
 
 def _run_sweep(name: str, config: SweepConfig, place: _Place) -> Sequence[Record]:
@@ -194,4 +183,4 @@ def _run_sweep(name: str, config: SweepConfig, place: _Place) -> Sequence[Record
             return sweep(replace(config, out=folder), observer=observer, stop=place.stop)[1]
 
     done = there and finished(folder, "ranking", "ranking.png")
-    return read(folder / RECORDS) if done else place.carry_on(name, run)
+    return read(folder / RECORDS) if done else place.carry_on(name, [config.task], run)

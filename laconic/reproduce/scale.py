@@ -20,7 +20,7 @@ SMOKE_SIZES = (
     f"K and H are a quarter of what panels and labels say; {ROUNDS} rounds of batch {BATCH}, {SEEDS} seeds, narrow "
     f"networks, {STEPS} outer steps of meta-training"
 )
-WIDTHS = {"cnn": 4, "cnn-bn": 4}  # by what a task's name ends in; 16 for all others
+WIDTHS = {"cnn": 2, "cnn-bn": 2}  # by what a task's name ends in; 16 for all others
 POINTS = {"slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")}  # 16 of its 487
 
 
@@ -83,6 +83,7 @@ def smoke_sweep(config: SweepConfig) -> SweepConfig:
         local_steps=quarter(config.local_steps),
         batch=BATCH,
         rounds=max(ROUNDS, config.rounds // 640),
+        seeds=SEEDS,
     )
 
 

@@ -1,54 +1,23 @@
-"""Checkpoints: any pytree of arrays and a JSON dictionary in one safetensors file, hashed and atomically replaced.
+"""Checkpoints: any pytree of arrays and a JSON dictionary in one sealed file, hashed and atomically replaced.
 
-The header's metadata holds `format`, `version`, `meta` (the caller's JSON), `keys` (which tensors are typed PRNG keys,
-and of which implementation) and `sha256` over all of that and every tensor. A leaf's name is its pytree path as
-`jax.tree_util.keystr` spells it. The tree's structure is not stored: `load` takes it from `like`, and checks it.
+A leaf's name is its pytree path as `jax.tree_util.keystr` spells it. The tree's structure is not stored: `load` takes
+it from `like`, and checks it.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from laconic.errors import LaconicError
-from laconic.store import atomic
+from laconic.store import sealed
 
 Tree = Any
 
-FORMAT = "laconic-checkpoint"
-VERSION = 1
 SHOWN = 3  # how many differing leaves an error names
-
-DTYPES = {  # safetensors' codes for what a leaf may be
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(jnp.bfloat16),
-    "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64),
-}
-
-
-class _Contents(NamedTuple):
-    """A verified file: its arrays by name, the implementation of each that is a PRNG key, and the caller's meta."""
-
-    arrays: dict[str, np.ndarray]
-    keys: dict[str, str]
-    meta: dict[str, Any]
 
 
 def save(path: str | Path, tree: Tree, meta: Mapping[str, Any]) -> None:
@@ -64,15 +33,7 @@ def save(path: str | Path, tree: Tree, meta: Mapping[str, Any]) -> None:
             keys[name] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
         arrays[name] = _to_numpy(name, leaf)
-    meta_json, keys_json = _to_json(meta), json.dumps(keys)
-    header = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "sha256": _digest(meta_json, keys_json, arrays),
-        "keys": keys_json,
-        "meta": meta_json,
-    }
-    atomic.write_bytes(path, safetensors.numpy.save(arrays, metadata=header))
+    sealed.write(path, sealed.Contents(arrays, keys, dict(meta)))
 
 
 def load(path: str | Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
@@ -80,7 +41,7 @@ def load(path: str | Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
 
     `like` is a pytree of arrays or `jax.ShapeDtypeStruct`s whose names, shapes and dtypes the file must match.
     """
-    contents = _read(Path(path))
+    contents = sealed.read(Path(path))
     wanted = _named_leaves(like, (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct))
     found = {}
     for name, array in sorted(contents.arrays.items()):
@@ -92,7 +53,7 @@ def load(path: str | Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
 
 def peek(path: str | Path) -> dict[str, Any]:
     """The meta of the checkpoint at `path`, once the whole file is known to be sound."""
-    return _read(Path(path)).meta
+    return sealed.read(Path(path)).meta
 
 
 def _is_key(leaf: Any) -> bool:
@@ -117,7 +78,7 @@ def _named_leaves(tree: Tree, allowed: tuple[type, ...]) -> dict[str, Any]:
 def _to_numpy(name: str, leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         raise LaconicError(f"checkpoint leaf {name} lies partly in other processes: gather it to this one first.")
-    if leaf.dtype not in DTYPES.values():
+    if leaf.dtype not in sealed.CODES:
         raise LaconicError(f"checkpoint leaf {name} is {leaf.dtype}, which a checkpoint cannot hold: cast it first.")
     _require_native(f"checkpoint leaf {name}", leaf.dtype)
     return np.asarray(leaf, order="C")  # the writer takes raw memory, so strides must be plain
@@ -133,62 +94,6 @@ def _require_native(what: str, dtype: np.dtype) -> None:
 
 def _to_jax(array: np.ndarray, impl: str | None) -> jax.Array:
     return jnp.asarray(array) if impl is None else jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
-
-
-def _to_json(meta: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(dict(meta), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise LaconicError(f"checkpoint meta is not JSON: {error}. Keep it to strings, numbers and lists.") from error
-
-
-def _digest(meta_json: str, keys_json: str, arrays: Mapping[str, np.ndarray]) -> str:
-    total = hashlib.sha256(json.dumps([meta_json, keys_json, len(arrays)]).encode())
-    for name, array in sorted(arrays.items()):
-        # a JSON line states how many bytes follow (dtype and shape), so no two contents share a byte stream
-        total.update(json.dumps([name, str(array.dtype), array.shape]).encode() + b"\n")
-        total.update(array.reshape(-1).view(np.uint8).data)
-    return total.hexdigest()
-
-
-def _read(path: Path) -> _Contents:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise LaconicError(f"cannot read checkpoint {path}: {error.strerror or error}. Check the path.") from error
-    try:
-        tensors = safetensors.deserialize(data)
-    except safetensors.SafetensorError as error:
-        raise LaconicError(
-            f"{path} is not a whole safetensors file ({error}): it is damaged or something else; use another copy."
-        ) from error
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
-    _require_ours(path, header)
-    meta_json, keys_json = header.get("meta", ""), header.get("keys", "")
-    arrays = {
-        name: np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
-        for name, tensor in tensors
-        if tensor["dtype"] in DTYPES
-    }
-    # a dtype that save never writes cannot be hashed, and is damage all the same
-    if len(arrays) < len(tensors) or _digest(meta_json, keys_json, arrays) != header.get("sha256"):
-        raise LaconicError(f"{path} is damaged: its contents do not match their sha256. Use another copy.")
-    return _Contents(arrays, json.loads(keys_json), json.loads(meta_json))
-
-
-def _require_ours(path: Path, header: Mapping[str, str]) -> None:
-    if header.get("format") != FORMAT:
-        raise LaconicError(
-            f"{path} is a safetensors file but not a {FORMAT} (its format is {header.get('format')!r}): "
-            "give a file that laconic saved."
-        )
-    version = header.get("version", "")
-    if version != str(VERSION):
-        raise LaconicError(
-            f"{path} is a {FORMAT} of version {version!r}, and this laconic reads version {VERSION}: "
-            "install the laconic that wrote it or a later one."
-        )
 
 
 def _require_match(path: str | Path, wanted: Mapping[str, Any], found: Mapping[str, jax.Array]) -> None:

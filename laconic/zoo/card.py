@@ -7,9 +7,9 @@ from datetime import date
 from pathlib import PurePosixPath
 from typing import Any
 
-from laconic.client import LocalOptimizer
+from laconic.architecture import ARCHITECTURES
 from laconic.errors import LaconicError
-from laconic.outer.learned import ARCHITECTURES
+from laconic.local import LocalOptimizer
 from laconic.zoo.schema import AMOUNT, NUMBER, SHARE, TEXT, Rule, Schema, fault, nullable, whole
 
 

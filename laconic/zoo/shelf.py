@@ -1,20 +1,16 @@
 """The shelf of published optimizers: which there are, where their files lie, and copies of them for others."""
 
+import json
 import os
 from pathlib import Path
 
 from laconic.errors import LaconicError, unknown
-from laconic.store import atomic, runlog
+from laconic.store import atomic
 from laconic.zoo.card import Card, to_json, to_markdown
-from laconic.zoo.published import SUFFIX, Published, read, read_meta
+from laconic.zoo.file import SUFFIX, read, read_meta
 
 CARD_SUFFIXES = (".json", ".md")  # what `export` writes beside the weights
 WEIGHTS = Path(__file__).parent / "weights"
-
-
-def load(name_or_path: str | os.PathLike[str]) -> Published:
-    """A published optimizer by its name, or from a file: anything with a separator or ending in .safetensors."""
-    return read(_locate(name_or_path))
 
 
 def published() -> list[str]:
@@ -34,7 +30,7 @@ def faults() -> dict[str, str]:
 
 def export(name_or_path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
     """Copy the weights into a folder and write the card beside them, as Markdown and as JSON; overwrite nothing."""
-    source = _locate(name_or_path)
+    source = locate(name_or_path)
     card = read(source).card
     weights, page, data = targets = [Path(folder) / f"{card.name}{end}" for end in (SUFFIX, ".md", ".json")]
     present = [str(path) for path in targets if os.path.lexists(path)]
@@ -42,7 +38,7 @@ def export(name_or_path: str | os.PathLike[str], folder: str | os.PathLike[str])
         raise LaconicError(f"{', '.join(present)} exists already and would be overwritten: export to another folder.")
     atomic.write_bytes(weights, source.read_bytes())
     atomic.write_text(page, to_markdown(card))
-    runlog.write_json(data, to_json(card))
+    atomic.write_text(data, json.dumps(to_json(card), allow_nan=False, indent=2) + "\n")
     return targets
 
 
@@ -51,13 +47,13 @@ def _survey() -> dict[str, Card | LaconicError]:
     found: dict[str, Card | LaconicError] = {}
     for name in published():
         try:
-            found[name] = read_meta(_locate(name))[1]
+            found[name] = read_meta(locate(name))[1]
         except LaconicError as error:
             found[name] = error
     return found
 
 
-def _locate(name_or_path: str | os.PathLike[str]) -> Path:
+def locate(name_or_path: str | os.PathLike[str]) -> Path:
     """The file meant, which need not exist if it was given as a path."""
     text = os.fspath(name_or_path)
     separators = {"/", os.sep, os.altsep or os.sep}

@@ -39,6 +39,7 @@ def test_a_signal_ends_with_the_command_that_goes_on(number, capfd, tmp_path, mo
         raise command.Interrupted("stopped before one.", tmp_path)
 
     monkeypatch.setattr(command, "reproduce", stopped)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # the command adds to it
     code, out, err = laconic(capfd, "reproduce", "fig-ablation")
     assert (code, out) == (128 + number, "")
     assert f"stopped before one. Go on with: laconic reproduce --resume {tmp_path}" in err

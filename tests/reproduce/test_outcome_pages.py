@@ -164,7 +164,10 @@ def test_markup_in_a_title_stays_text():
 
 def test_everything_is_written(tmp_path):
     files = write_outcome(tmp_path, PAINTED, record(), PANELS)
-    assert sorted(path.name for path in files) == ["figure.png", "figure.svg", "table.html", "table.md"]
+    pictures = ["figure-narrow.png", "figure.png", "figure.svg"]
+    assert sorted(path.name for path in files) == [*pictures, "table.html", "table.md"]
+    narrow, wide = (int.from_bytes((tmp_path / name).read_bytes()[16:20], "big") for name in pictures[:2])
+    assert narrow < 800 < 1800 < wide  # pixels, 160 an inch
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
     assert "data:image/png;base64,iVBOR" in (tmp_path / "table.html").read_text()
 

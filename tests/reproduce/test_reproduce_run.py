@@ -127,6 +127,27 @@ def test_death_at_any_moment_changes_no_number_and_doubles_no_record(whole, tmp_
         assert len(set(keys)) == len(keys), path
 
 
+def test_death_between_records_and_the_checkpoint_doubles_no_record(whole, tmp_path, monkeypatch):
+    """The judgement and progress of step 4 are on record when the process dies, and step 4 is in no checkpoint."""
+    saved, save = [], meta_folder.checkpoint.save
+
+    def save_once(*arguments):
+        saved.append(arguments)
+        if len(saved) > 1:
+            raise Killed
+        save(*arguments)
+
+    folder, path = tmp_path / "out", "optimizers/lopt-digits/records.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(meta_folder.checkpoint, "save", save_once)
+        with pytest.raises(Killed):
+            carry_out(DIGITS, "full", folder)
+    marks = lambda folder: [(r["kind"], r.get("end"), r.get("step")) for r in read(folder / path)]
+    assert marks(folder)[-2:] == [("judged", None, 4), ("progress", 4, None)]
+    carry_out(DIGITS, "full", folder)
+    assert marks(folder) == marks(whole[0])
+
+
 def test_death_while_the_outcome_is_written(whole, tmp_path, monkeypatch):
     folder = copied(whole, tmp_path, "panels/one")
 
@@ -202,7 +223,7 @@ def test_a_published_optimizer_is_used_only_in_its_own_setting():
 
 
 def test_the_zoo_saves_a_meta_training(tmp_path):
-    place = run._Place(tmp_path, Watch(), lambda: True)  # asked to stop, so that training would be noticed
+    place = run._Place(tmp_path, "full", Watch(), lambda: True)  # asked to stop, so that training would be noticed
     config = META_RECIPES["lopt-a-fmnist"][1]
     assert run._obtain(Learned("l", config, "lopt-a-fmnist"), place) == "lopt-a-fmnist"
     with pytest.raises(Interrupted, match="stopped before l"):

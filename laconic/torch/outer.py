@@ -1,0 +1,234 @@
+"""`LearnedOuter`: a published LOpt-A or LAgg-A as a `torch.optim.Optimizer`.
+
+Set `.grad` to the mean over workers of Δ = W_before − W_after, the parameters being back at W_before, and `.step()`.
+"""
+# pyright: reportAttributeAccessIssue=false
+# Where PyTorch is not installed, pyright takes this folder for it.
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from laconic.errors import LaconicError, unknown
+from laconic.torch.features import LAYOUTS, Ada, Axes, Fields, accumulate, axes_of, fields_of, inputs_first, shapes_of
+from laconic.torch.step import Phi
+from laconic.zoo import file, shelf
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+ON_NONFINITE = {"raise": "an error", "skip": "the round changes nothing"}
+
+
+class _Due(NamedTuple):
+    """A parameter that has a gradient, with what the step needs of it; float32."""
+
+    group: dict[str, Any]
+    name: str
+    param: torch.Tensor
+    mean: torch.Tensor
+    deltas: torch.Tensor  # [D, *s]
+
+
+class LearnedOuter(torch.optim.Optimizer):
+    """A learned outer optimizer, by its name in the zoo or from a .safetensors file.
+
+    lr:           multiplies the whole step, decay included; a scheduler may turn it
+    weight_decay: the share of each parameter that a round subtracts, decoupled
+    layout:       "torch" for weights as torch.nn keeps them, [out, in] and [out, in, …], or "as-is" for [in, out]; it
+                  decides between equally long axes and which are inputs, and every parameter group may have its own
+    on_nonfinite: at NaN, infinity or numbers whose squares overflow, "raise" an error or "skip" the round, which then
+                  changes nothing
+    tile:         how many parameters to work on at a time (None: what suits the device)
+
+    Accumulators are float32 whatever the parameters are. `card` says what the optimizer was trained for.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer: str | os.PathLike[str],
+        *,
+        lr: float = 1.0,
+        weight_decay: float = 0.0,
+        layout: str = "torch",
+        on_nonfinite: str = "raise",
+        tile: int | None = None,
+    ) -> None:
+        if on_nonfinite not in ON_NONFINITE:
+            raise unknown("on_nonfinite", on_nonfinite, ON_NONFINITE)
+        if tile is not None and tile < 1:
+            raise LaconicError(f"tile counts parameters and must be at least 1, got {tile}.")
+        architecture, theta, self.card = file.read(shelf.locate(optimizer))
+        self._phi = Phi(architecture, theta, tile)
+        self._on_nonfinite = on_nonfinite
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "layout": layout})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with options of their own if given; refuse what the step is not defined for."""
+        super().add_param_group(param_group)
+        try:
+            _check(self.param_groups[-1])
+        except LaconicError:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        worker_deltas: Sequence[torch.Tensor | None] | None = None,
+        weights: Sequence[float] | torch.Tensor | None = None,
+    ) -> Any:
+        """Take the outer step; parameters without a gradient are left alone, their rounds not counted.
+
+        `worker_deltas` is for LAgg-A: every worker's Δ for each parameter in order, [K, …]. Workers of `weights` 0 are
+        absent, and the mean stands in for them.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        due = self._due(worker_deltas, weights)
+        if self._sound(due):
+            rates = self._phi.rates() if self._phi.architecture.accumulates else []
+            for one in due:
+                # Under somebody's autocast the MLP's matrices would be multiplied in half precision.
+                with torch.autocast(one.param.device.type, enabled=False):
+                    self._step_one(one, rates)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over another's state to the last bit: float32 stays float32, whatever the parameters are."""
+        seen: dict[str, Any] = {}
+
+        def look(_: Any, given: dict[str, Any]) -> None:
+            seen.update(given)
+            self._check_state(given)
+
+        hook = self.register_load_state_dict_pre_hook(look)  # the last of them, so it sees what is really loaded
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        names = [i for group in seen["param_groups"] for i in group["params"]]
+        for i, p in zip(names, self._params(), strict=True):
+            for key, value in seen["state"].get(i, {}).items():
+                is_tensor = isinstance(value, torch.Tensor)  # torch has cast it to the parameter's dtype by now
+                self.state[p][key] = value.detach().to(p.device, copy=True) if is_tensor else value
+
+    def __getstate__(self) -> dict[str, Any]:
+        ours = {"card": self.card, "_phi": self._phi, "_on_nonfinite": self._on_nonfinite}
+        return {**super().__getstate__(), **ours}  # torch's own keeps only what its optimizers have, and copies use it
+
+    def _params(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _due(self, worker_deltas: Any, weights: Any) -> list[_Due]:
+        architecture = self._phi.architecture
+        count = len(self._params())
+        if not architecture.gathers:
+            worker_deltas = [None] * count
+        elif worker_deltas is None:
+            raise LaconicError(f"{self.card.name} looks at every worker's delta: call step(worker_deltas=[…]).")
+        elif len(worker_deltas) != count:
+            raise LaconicError(f"worker_deltas has {len(worker_deltas)} entries, and there are {count} parameters.")
+        due = []
+        for i, (group, j) in enumerate((g, j) for g in self.param_groups for j in range(len(g["params"]))):
+            p, name = group["params"][j], group.get("param_names", {j: f"parameter {i}"})[j]
+            if p.grad is None:
+                continue
+            if p.grad.layout != torch.strided:
+                raise LaconicError(f"the gradient of {name} is sparse, and a learned step needs all of it: densify it.")
+            mean = p.grad.float()
+            deltas = mean[None]
+            if architecture.gathers:
+                deltas = _gathered(name, p, worker_deltas[i], architecture.deltas).float()
+                deltas = deltas if weights is None else _present(deltas, mean, weights)
+            due.append(_Due(group, name, p, mean, deltas))
+        return due
+
+    def _sound(self, due: list[_Due]) -> bool:
+        """Whether all is finite, and small enough for squares; one look at the device for all tensors."""
+        tensors = [(one.name, x) for one in due for x in (one.mean, one.deltas)[: 1 + self._phi.architecture.gathers]]
+        if not tensors:
+            return True
+        home = tensors[0][1].device
+        finite = torch.stack([torch.linalg.vector_norm(x).to(home) for _, x in tensors]).isfinite().tolist()
+        if all(finite) or self._on_nonfinite == "skip":
+            return all(finite)
+        names = list(dict.fromkeys(name for (name, _), good in zip(tensors, finite, strict=True) if not good))
+        raise LaconicError(
+            f"the gradient of {', '.join(names[:3])} holds NaN, infinity or numbers too large to square: some worker "
+            'diverged. Leave it out of the mean, or pass on_nonfinite="skip" to let such rounds change nothing.'
+        )
+
+    def _step_one(self, one: _Due, rates: list[float]) -> None:
+        p, state, lr = one.param, self.state[one.param], one.group["lr"]
+        axes = axes_of(p.shape, one.group["layout"])
+        if not state:
+            state.update({"round": 0, **self._zeros(p, axes)})
+        value = p.float()
+        if self._phi.architecture.accumulates:
+            ada = Ada(state["m"], state["v"], state["row"], state.get("col"))
+            accumulate(ada, one.mean, rates, axes)
+            fields = fields_of(value, ada, one.mean, one.deltas, axes)
+        else:
+            fields = Fields(one.deltas, value[None])
+        change = self._phi.step(fields, p.shape, state["round"])
+        change.mul_(self._phi.architecture.share(inputs_first(p.shape, one.group["layout"])))
+        state["round"] += 1
+        if one.group["weight_decay"]:
+            change.add_(value, alpha=one.group["weight_decay"])
+        p.sub_(change, alpha=lr)
+
+    def _zeros(self, p: torch.Tensor, axes: Axes) -> dict[str, torch.Tensor]:
+        shapes = shapes_of(p.shape, axes) if self._phi.architecture.accumulates else {}
+        return {key: torch.zeros(shape, dtype=torch.float32, device=p.device) for key, shape in shapes.items()}
+
+    def _check_state(self, given: dict[str, Any]) -> None:
+        """Refuse accumulators of other shapes before anything is taken over; torch itself refuses other groups."""
+        layouts = [(i, group.get("layout", "torch")) for group in given["param_groups"] for i in group["params"]]
+        for (i, layout), p in zip(layouts, self._params(), strict=False):
+            found = {k: tuple(x.shape) for k, x in given["state"].get(i, {}).items() if isinstance(x, torch.Tensor)}
+            shapes = shapes_of(p.shape, axes_of(p.shape, layout)) if self._phi.architecture.accumulates else {}
+            if i in given["state"] and found != shapes:
+                raise LaconicError(
+                    f"the state of parameter {i} has {found}, and a parameter of shape {tuple(p.shape)} under "
+                    f"{self.card.name} needs {shapes}: it was saved by another optimizer or for another model."
+                )
+
+
+def _check(group: dict[str, Any]) -> None:
+    if group["layout"] not in LAYOUTS:
+        raise unknown("layout", group["layout"], LAYOUTS)
+    for knob in ("lr", "weight_decay"):
+        if not (0 <= group[knob] < math.inf):
+            raise LaconicError(f"{knob} must be a number of at least 0, got {group[knob]}.")
+    wrong = sorted({str(p.dtype) for p in group["params"] if p.dtype not in DTYPES})
+    if wrong:
+        raise LaconicError(
+            f"a learned step is for real floating-point parameters, and some are {', '.join(wrong)}: leave them out."
+        )
+
+
+def _gathered(name: str, p: torch.Tensor, deltas: Any, K: int) -> torch.Tensor:
+    """One parameter's worker deltas, once they are known to be [K, *s]."""
+    if deltas is None:
+        raise LaconicError(f"{name} has a gradient and its entry of worker_deltas is None: give [K, …] for it.")
+    shape = tuple(deltas.shape)
+    if deltas.ndim == p.ndim + 1 and shape[1:] == tuple(p.shape) and shape[0] != K:
+        raise LaconicError(f"this optimizer was made for K = {K} workers, and worker_deltas of {name} hold {shape[0]}.")
+    if shape != (K, *p.shape):
+        raise LaconicError(f"worker_deltas of {name} must be [K, …] = {(K, *p.shape)}, got {shape}.")
+    return deltas.to(p.device)
+
+
+def _present(deltas: torch.Tensor, mean: torch.Tensor, weights: Any) -> torch.Tensor:
+    """The deltas, the mean standing in for absent workers."""
+    here = torch.as_tensor(weights, device=deltas.device) > 0
+    if here.shape != deltas.shape[:1]:
+        raise LaconicError(f"weights must be one number a worker, {len(deltas)} in all, got {tuple(here.shape)}.")
+    return torch.where(here.reshape(-1, *[1] * mean.ndim), deltas, mean[None])

@@ -1,0 +1,115 @@
+"""The learned step of one tensor: p ← p − λ₁·d·exp(λ₂·m), (d, m) = MLP_φ(features), a tile at a time.
+
+As in `laconic/outer/learned.py` the features' normalisers are folded into the first layer's weights and the time
+features into its bias, and two passes go over a tensor of more than one tile: second moments first, then the MLP. The
+[39, n] matrix exists for a tile only.
+"""
+# pyright: reportAttributeAccessIssue=false
+# Where PyTorch is not installed, pyright takes this folder for it.
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from laconic.architecture import DECAYS, LAMBDA, TIME_SHIFT, TIMESCALES, Architecture
+from laconic.torch.features import Fields, cut, write
+
+CPU = torch.device("cpu")
+CPU_TILE = 1 << 16  # smaller ones are a little faster on one core, and much slower on several busy ones
+ACCELERATOR_TILE = 1 << 20  # as much at once as keeps them under half a gigabyte
+
+
+class Phi:
+    """The weights φ of an architecture, on whatever devices it has been asked to take a step on."""
+
+    def __init__(self, architecture: Architecture, theta: Mapping[str, np.ndarray], tile: int | None) -> None:
+        self.architecture = architecture
+        self.count = architecture.inputs - len(TIMESCALES)  # the features that are normalised
+        self._tile = tile
+        self._placed = {CPU: {name: _float32(x) for name, x in theta.items()}}
+
+    def rates(self) -> list[float]:
+        """1 − β = (1 − β₀)·e^{10θ} of the seven accumulators, at most 1."""
+        complement = _float32([1 - beta for beta in DECAYS])
+        return (complement * torch.exp(10 * self._placed[CPU]["decay"])).clamp(max=1.0).tolist()
+
+    def step(self, fields: Fields, shape: Sequence[int], round_t: int) -> torch.Tensor:
+        """λ₁·d·exp(λ₂·m) for every parameter of a tensor, in its shape."""
+        device = fields.param.device
+        new = lambda *size: torch.empty(size, dtype=torch.float32, device=device)
+        out = new(*shape)
+        if not out.numel():
+            return out
+        tile = self._tile or (CPU_TILE if device.type == "cpu" else ACCELERATOR_TILE)
+        room = min(tile, out.numel())
+        width = max(self.count, self.architecture.hidden)
+        buffers = [new(width * room) for _ in range(2)]
+        places = list(tiles(shape, tile))
+        total = new(self.count).zero_()
+        for at in places:
+            x_Fn = self._features(fields, at, shape, buffers[0])
+            square = buffers[1][: x_Fn.numel()].view(x_Fn.shape)
+            total += torch.mul(x_Fn, x_Fn, out=square).sum(1)
+        layers = self._layers(total / out.numel(), round_t)
+        for at in places:
+            if len(places) > 1:  # else they are there still
+                self._features(fields, at, shape, buffers[0])
+            part = out[tuple(at)]
+            part.copy_(self._mlp(layers, buffers, part.numel()).view(part.shape))
+        return out
+
+    def _features(
+        self, fields: Fields, at: Sequence[slice], shape: Sequence[int], buffer: torch.Tensor
+    ) -> torch.Tensor:
+        """The tile's features as [F, n], written into the buffer."""
+        size = [len(range(*where.indices(n))) for where, n in zip(at, shape, strict=True)]
+        x = buffer[: self.count * math.prod(size)]
+        write(cut(fields, at), x.view(self.count, *size))
+        return x.view(self.count, -1)
+
+    def _layers(self, moments: torch.Tensor, round_t: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weights [N, F] and biases [N, 1] of the three layers, with normalisers and time features folded in."""
+        theta = self._on(moments.device)
+        scales = torch.rsqrt(1e-5 + moments)
+        shift = TIME_SHIFT[self.architecture.time]
+        time = torch.tanh(_float32([np.float32(round_t) / np.float32(x) - np.float32(shift) for x in TIMESCALES]))
+        weights = [scales[:, None] * theta["w0"][: self.count], theta["w1"], theta["w2"]]
+        biases = [theta["b0"] + time.to(moments.device) @ theta["w0"][self.count :], theta["b1"], theta["b2"]]
+        return [(w.T, b[:, None]) for w, b in zip(weights, biases, strict=True)]
+
+    def _mlp(
+        self, layers: list[tuple[torch.Tensor, torch.Tensor]], buffers: list[torch.Tensor], n: int
+    ) -> torch.Tensor:
+        """[n] steps of the tile whose features stand in the first buffer; the hidden layers use both in turn."""
+        h = buffers[0][: self.count * n].view(-1, n)
+        for i, (w_NF, bias) in enumerate(layers):
+            into = buffers[1 - i % 2][: len(w_NF) * n].view(-1, n)
+            h = torch.addmm(bias, w_NF, h if i == 0 else h.relu_(), out=into)
+        return LAMBDA * h[0] * torch.exp(LAMBDA * h[1])
+
+    def _on(self, device: torch.device) -> dict[str, torch.Tensor]:
+        if device not in self._placed:
+            self._placed[device] = {name: x.to(device) for name, x in self._placed[CPU].items()}
+        return self._placed[device]
+
+
+def tiles(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Slices that cover the shape, of at most `most` entries each: as many whole rows as fit, or parts of one."""
+    if not shape:
+        yield ()
+        return
+    row, everything = math.prod(shape[1:]), tuple(slice(0, n) for n in shape[1:])
+    if row <= most:
+        rows = max(1, most // max(1, row))
+        yield from ((slice(i, min(i + rows, shape[0])), *everything) for i in range(0, shape[0], rows))
+        return
+    for i in range(shape[0]):
+        yield from ((slice(i, i + 1), *rest) for rest in tiles(shape[1:], most))
+
+
+def _float32(x: Any) -> torch.Tensor:
+    """A copy on the CPU, whatever PyTorch's default device and dtype are."""
+    return torch.tensor(x, dtype=torch.float32, device=CPU)

@@ -1,0 +1,160 @@
+"""The file of a published optimizer: φ, the architecture it belongs to and a card, sealed together.
+
+The meta of the sealed file is {format, version, learned, card}. A file from someone else is read safely or refused with
+a reason: every claim of its header is checked before anything is made from it. Nothing here needs JAX, so that every
+adapter reads by these same checks.
+"""
+
+import contextlib
+import os
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from laconic.architecture import Architecture
+from laconic.errors import LaconicError
+from laconic.store import sealed
+from laconic.zoo.card import ARCHITECTURE, Card, from_json, to_json
+from laconic.zoo.schema import NUMBER, TEXT, Schema, fault, nullable, whole
+
+FORMAT = "laconic-optimizer"
+VERSION = 2  # version 1 had no `widest`: every tensor took whole steps
+SUFFIX = ".safetensors"
+LARGEST_BYTES = 2**28  # twice what the widest allowed φ takes
+LEARNED: dict[str, Schema] = {
+    "architecture": ARCHITECTURE,
+    "workers": nullable(whole(1, 4096)),
+    "hidden": whole(1, 4096),
+    "time": TEXT,
+    "output_scale": NUMBER,
+    "widest": whole(0, 2**31 - 1),
+}
+
+
+class Opened(NamedTuple):
+    """What a sound file holds; φ as read-only float32 NumPy arrays."""
+
+    architecture: Architecture
+    theta: dict[str, np.ndarray]
+    card: Card
+
+
+def read(path: Path) -> Opened:
+    """The optimizer in a file, once every part of it is known to be sound."""
+    contents = _unseal(path)
+    architecture, card = _meta_of(contents.meta, path)
+    return Opened(architecture, _weights_of(contents, architecture, path), card)
+
+
+def read_meta(path: Path) -> tuple[Architecture, Card]:
+    """The architecture and card of a file, once they are known to be sound and to agree."""
+    return _meta_of(_unseal(path).meta, path)
+
+
+def write(path: Path, architecture: Architecture, theta: Mapping[str, np.ndarray], card: Card) -> None:
+    """Write weights and card to one file, in one step; what `read` would refuse is refused here."""
+    if path.suffix != SUFFIX:
+        raise LaconicError(f"{path} must end in {SUFFIX}, or load would take it for a name.")
+    card = from_json(to_json(card), str(path))
+    fields = asdict(architecture)
+    _architecture_from(fields, card, path)
+    architecture.check(theta)
+    wrong = sorted(name for name, x in theta.items() if x.dtype != np.float32)
+    if wrong:
+        raise LaconicError(f"published weights are float32, but {', '.join(wrong)} is not: cast it first.")
+    _require_finite("φ", theta)
+    meta = {"format": FORMAT, "version": VERSION, "learned": fields, "card": to_json(card)}
+    sealed.write(path, sealed.Contents({_stored(name): x for name, x in theta.items()}, {}, meta))
+
+
+def _stored(name: str) -> str:
+    """The name of a tensor of φ in a file: that of a leaf of a checkpoint whose tree is φ."""
+    return f"[{name!r}]"
+
+
+def _unseal(path: Path) -> sealed.Contents:
+    if not os.path.isfile(path):
+        raise LaconicError(f"{path} is not a file: give a {SUFFIX} file, or the name of a published optimizer.")
+    size = path.stat().st_size
+    if size > LARGEST_BYTES:
+        raise LaconicError(f"{path} has {size} bytes, more than any learned optimizer: it must be something else.")
+    with _refusing_nonsense(path):
+        return sealed.read(path)
+
+
+def _meta_of(meta: Any, path: Path) -> tuple[Architecture, Card]:
+    kind = meta.get("format") if isinstance(meta, dict) else None
+    if kind != FORMAT:
+        raise LaconicError(f"{path} is a checkpoint, but not a published optimizer: its meta is not {FORMAT}.")
+    version = meta.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise LaconicError(
+            f"{path} is a {FORMAT} of version {version!r:.20}, and this laconic reads up to version {VERSION}: "
+            "install the laconic that wrote it or a later one."
+        )
+    if meta.get("card") is None:
+        raise LaconicError(f"{path} holds weights without a card, so nobody can tell what they are: use another copy.")
+    card = from_json(meta["card"], str(path))
+    fields = meta.get("learned")
+    if version == 1 and isinstance(fields, dict):
+        fields = {**fields, "widest": 0}
+    return _architecture_from(fields, card, path), card
+
+
+def _architecture_from(fields: Any, card: Card, path: Path) -> Architecture:
+    wrong = fault(fields, LEARNED, "learned")
+    if wrong:
+        raise LaconicError(f"{path}: {wrong}.")
+    try:
+        architecture = Architecture(**fields)
+    except LaconicError as error:
+        raise LaconicError(f"{path}: {error}") from None
+    for field in ("architecture", "workers"):
+        ours, theirs = getattr(architecture, field), getattr(card, field)
+        if ours != theirs:
+            raise LaconicError(f"{path}: card.{field} is {theirs}, but the optimizer's is {ours}.")
+    return architecture
+
+
+def _weights_of(contents: sealed.Contents, architecture: Architecture, path: Path) -> dict[str, np.ndarray]:
+    """φ out of the file's arrays; refuse other tensors than the architecture's."""
+    names = {_stored(name): name for name in architecture.shapes}
+    kinds = {name: sealed.CODES[x.dtype] for name, x in contents.arrays.items()}
+    wrong = [f"{reprlib.repr(name)} is {kind}" for name, kind in kinds.items() if kind != "F32"]
+    wrong += [f"{reprlib.repr(name)} belongs to no {architecture.architecture}" for name in kinds if name not in names]
+    if not kinds:
+        raise LaconicError(f"{path} holds a card but no weights: use another copy.")
+    if wrong:
+        raise LaconicError(f"{path}: weights must be w0, b0, … in float32 (F32), but {', '.join(wrong[:3])}.")
+    if contents.keys != {}:  # a weight that calls itself a random key
+        raise _nonsense(path)
+    theta = {names[name]: x for name, x in sorted(contents.arrays.items())}
+    try:
+        architecture.check(theta)
+    except LaconicError as error:
+        raise LaconicError(f"{path}: {error}") from None
+    _require_finite(str(path), theta)
+    return theta
+
+
+def _require_finite(what: str, theta: Mapping[str, np.ndarray]) -> None:
+    wrong = sorted(name for name, x in theta.items() if not np.all(np.isfinite(x)))
+    if wrong:
+        raise LaconicError(f"{what}: the weights {', '.join(wrong)} are not all finite, so any step would be NaN.")
+
+
+def _nonsense(path: Path) -> LaconicError:
+    return LaconicError(f"{path} has a header that laconic never writes: use another copy.")
+
+
+@contextlib.contextmanager
+def _refusing_nonsense(path: Path) -> Iterator[None]:
+    """A header may be whole and hash right, and still hold what laconic never writes."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise _nonsense(path) from error

@@ -1,0 +1,69 @@
+"""A published optimizer in JAX: φ as arrays, the architecture that it serves and its card."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from laconic.errors import LaconicError
+from laconic.local import LocalOptimizer
+from laconic.outer.base import OuterOptimizer
+from laconic.outer.learned import LearnedOptimizer, Theta
+from laconic.zoo import file
+from laconic.zoo.card import Card
+from laconic.zoo.shelf import locate
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A learned optimizer with its trained weights φ (`theta`) and its card."""
+
+    learned: LearnedOptimizer
+    theta: Theta
+    card: Card
+
+    @property
+    def name(self) -> str:
+        """The name on its card."""
+        return self.card.name
+
+    @property
+    def recommended_local(self) -> LocalOptimizer:
+        """The local optimizer it was meta-trained with."""
+        return LocalOptimizer(**self.card.local)
+
+    def outer(self, scale: float = 1.0, weight_decay: float = 0.0) -> OuterOptimizer:
+        """The outer optimizer for a round; `scale` and `weight_decay` as `LearnedOptimizer` takes them."""
+        return self.learned(self.theta, scale=scale, weight_decay=weight_decay, horizon=self.card.horizon[1])
+
+    def optax(self, scale: float = 1.0, weight_decay: float = 0.0) -> optax.GradientTransformationExtraArgs:
+        """The same as an optax optimizer: `update(mean_delta, state, params)`.
+
+        lagg-a and lagg need the keyword `worker_deltas` as well, with leaves [K, …].
+        """
+        return self.outer(scale, weight_decay).tx
+
+    def check_workers(self, K: int) -> None:
+        """Refuse a number of workers that it cannot serve."""
+        if K < 1:
+            raise LaconicError(f"a round has at least one worker, got K = {K}.")
+        if self.learned.workers not in (None, K):
+            raise LaconicError(
+                f"{self.name} sees the deltas of K = {self.learned.workers} workers and cannot serve {K}: "
+                f"run {self.learned.workers} workers, or load an optimizer that sees only the mean (lopt-a)."
+            )
+
+
+def load(name_or_path: str | os.PathLike[str]) -> Published:
+    """A published optimizer by its name, or from a file: anything with a separator or ending in .safetensors."""
+    opened = file.read(locate(name_or_path))
+    theta = {name: jnp.asarray(x) for name, x in opened.theta.items()}
+    return Published(LearnedOptimizer(**asdict(opened.architecture)), theta, opened.card)
+
+
+def publish(path: str | os.PathLike[str], learned: LearnedOptimizer, theta: Theta, card: Card) -> None:
+    """Write weights and card to one .safetensors file, in one step; what `load` would refuse is refused here."""
+    file.write(Path(path), learned, {name: np.asarray(x, order="C") for name, x in theta.items()}, card)
