@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from laconic.zoo import load, published
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(path.parent for path in (ROOT / "results").glob("*/records.jsonl"))
 SWEEPS = sorted(path.parent for path in (ROOT / "results").glob("sweeps/*/records.jsonl"))
+DOCS = (ROOT / "docs" / "results.md").read_text()
 EXPLORED = sorted((ROOT / "results" / "meta").glob("explore-*"))
 
 
@@ -96,3 +98,31 @@ def test_a_card_says_what_its_records_say(name):
     for result in load(name).card.results:
         folder = ROOT / "results" / Path(result["record"]).parent
         assert result in results_of(folder, name), result
+
+
+def _mean_curve(folder: Path, label: str) -> np.ndarray:
+    """The mean over seeds of a method's train loss, 10-round trailing mean; entry i is after round i + 10."""
+    method = next(r for r in read(folder / "records.jsonl") if r["kind"] == "method" and r["label"] == label)
+    return np.convolve(np.asarray(method["train"], float).mean(axis=0), np.full(10, 0.1), "valid")
+
+
+ROWS = [line for line in DOCS.splitlines() if re.match(r"\| \w+-\w+ \| \d+ \| \d+ \|", line)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split()[1])
+def test_the_docs_say_when_the_general_optimizer_is_where_slowmo_is_at_round_500(row):
+    task, K, H, B, slowmo, loss, rounds, untuned = (cell.strip(" `") for cell in row.strip("|").split("|"))
+    folder = ROOT / "results" / f"general-{task}"
+    records = read(folder / "records.jsonl")
+    config = records[0]["config"]
+    assert [config["workers"], config["local_steps"], config["batch"]] == [int(K), int(H), int(B)]
+    tuned = {
+        m["label"]: _mean_curve(folder, m["label"])[490] for m in records if m.get("label", "").startswith("slowmo")
+    }
+    assert slowmo == min((label for label in tuned if not math.isnan(tuned[label])), key=lambda label: tuned[label])
+    assert f"{tuned[slowmo]:.3g}" == loss
+    wide = ROOT / "results" / f"general-wide-{task}"
+    general = _mean_curve(wide if wide.exists() else folder, "lopt-a-general")
+    for target, said in ((tuned[slowmo], rounds), (tuned["slowmo:gamma=0.1,alpha=1,beta=0.9"], untuned)):
+        there = np.flatnonzero(general <= target)
+        assert said == (str(there[0] + 10) if there.size else "–")

@@ -19,6 +19,7 @@ class CompareConfig:
         "adam:alpha=0.02",
         "diloco",
         "lopt-a-digits",
+        "lopt-a-general",
     )
     """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value."""
     workers: int = 8
@@ -55,7 +56,7 @@ class CompareConfig:
 
 RECIPES: dict[str, tuple[str, CompareConfig]] = {
     "digits": (
-        "five hand-designed optimizers and a learned one on the bundled digits, about a minute on a laptop",
+        "five hand-designed optimizers and two learned ones on the bundled digits, about a minute on a laptop",
         CompareConfig(),
     ),
     "digits-learned": (
