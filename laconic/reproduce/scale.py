@@ -45,7 +45,7 @@ def smoke(config: CompareConfig) -> CompareConfig:
         batch=BATCH,
         rounds=ROUNDS,
         seeds=SEEDS,
-        evaluate_every=ROUNDS // 2,
+        evaluate_every=ROUNDS // 5,
         target_loss=None if config.target_loss is None else TARGET,
     )
 
