@@ -1,0 +1,197 @@
+"""Worker processes for benchmarks: a nursery that imports everything once and forks a worker for each request.
+
+A request is a line of JSON on stdin with `Spec`'s fields; the answer is the process id. A worker appends one JSON line
+a round to `FOLDER/worker-N.jsonl`, and writes its weights to `FOLDER/weights-N.npz` when it has finished.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # so that it runs as a file too
+
+
+@dataclasses.dataclass
+class Spec:
+    """One worker: which of how many, what it trains (a task, or "synthetic:PARAMETERS"), and how."""
+
+    worker: int
+    workers: int
+    lighthouse: str
+    folder: str
+    rounds: int
+    task: str = "digits-mlp"
+    local_steps: int = 4
+    batch: int = 32
+    rate: float = 0.1
+    outer: str = "average"
+    compress: str = "dense"
+    pace: float = 0.0  # seconds that a round's local steps take at least
+    timeouts: dict = dataclasses.field(default_factory=dict)
+
+
+def task_of(name):
+    """A task by name; "synthetic:N" has about N parameters and next to nothing to compute."""
+    from laconic.tasks.base import plain_task
+    from laconic.tasks.catalog import make_task
+
+    kind, _, number = name.partition(":")
+    if kind != "synthetic":
+        return make_task(name)
+    import jax
+    import jax.numpy as jnp
+
+    side = round(int(number) ** 0.5)
+    init = lambda key: {"w": 0.01 * jax.random.normal(key, (side, side)), "b": jnp.zeros(side)}
+    loss = lambda params, rows: jnp.mean((params["w"][rows] + params["b"][None, :] - 1.0) ** 2)
+    return plain_task(name, init, loss, jnp.arange(side))
+
+
+def method_of(spec):
+    from laconic.client import LocalOptimizer
+    from laconic.compress import parse_compressor
+    from laconic.evaluate.run import local_method
+    from laconic.outer import OUTER
+
+    local = LocalOptimizer("sgd", spec.rate)
+    return local_method("benchmark", local, OUTER[spec.outer].make(), parse_compressor(spec.compress))
+
+
+def work(spec):
+    import jax
+    import numpy as np
+
+    from laconic.engines.loop import BEFORE_QUORUM, Run
+    from laconic.engines.torchft import Timeouts, TorchFTEngine
+    from laconic.engines.wire import Seal
+    from laconic.evaluate.run import Setting
+
+    def at(point, now):
+        if point == BEFORE_QUORUM and spec.pace:
+            time.sleep(spec.pace)
+
+    seal = Seal.of("benchmark", spec.folder)
+    engine = TorchFTEngine(spec.worker, spec.workers, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts))
+    setting = Setting(spec.workers, spec.local_steps, spec.batch, spec.rounds, (0,))
+    keep = {"folder": spec.folder, "checkpoint_every": 50} if spec.pace else {}
+    last = None
+    with open(f"{spec.folder}/worker-{spec.worker}.jsonl", "a", encoding="utf-8") as log:
+        for report in Run(task_of(spec.task), method_of(spec), setting, engine, seal, at=at, **keep).rounds():
+            fields = ("round", "loss", "sent", "received", "attempts", "healed", "digest", "committed_at")
+            row = {name: getattr(report, name) for name in fields}
+            row |= {"quorum": report.quorum.workers, "counted": sorted(report.losses), "pid": os.getpid()}
+            log.write(json.dumps(row | {"seconds": dataclasses.asdict(report.seconds)}) + "\n")
+            log.flush()
+            last = report
+    if last is not None:
+        np.savez(f"{spec.folder}/weights-{spec.worker}.npz", *map(np.asarray, jax.tree.leaves(last.shared)))
+    Path(f"{spec.folder}/done-{spec.worker}").touch()
+
+
+def nurse():
+    import laconic.engines.loop
+    import laconic.engines.torchft  # noqa: F401  (imported before the first fork, so that no worker has to)
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if child:
+            print(child, flush=True)
+            continue
+        status, spec = 1, Spec(**json.loads(line))
+        try:
+            errors = os.open(f"{spec.folder}/stderr-{spec.worker}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(errors, 1)
+            os.dup2(errors, 2)
+            work(spec)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+class Fleet:
+    """A Lighthouse, a nursery and their workers; a context manager that leaves nothing running."""
+
+    def __init__(self, folder, spec, heartbeat_timeout=0.5):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        self.folder, self.pids = Path(folder), {}
+        self._spec = dataclasses.asdict(spec) | {"lighthouse": f"127.0.0.1:{port}", "folder": str(folder)}
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": ROOT}
+        seen = ["--bind", f"127.0.0.1:{port}", "--heartbeat-timeout", str(heartbeat_timeout), "--join-timeout", "30"]
+        self._lighthouse = subprocess.Popen([sys.executable, "-m", "laconic.engines.lighthouse", *seen], **pipes)
+        self._nursery = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, **pipes)
+        told, orders, answers = self._lighthouse.stdout, self._nursery.stdin, self._nursery.stdout
+        assert told is not None
+        assert orders is not None
+        assert answers is not None
+        self._in, self._out = orders, answers
+        told.readline()
+        answers.readline()
+
+    def start(self, worker):
+        """Fork a worker."""
+        self._in.write(json.dumps(self._spec | {"worker": worker}) + "\n")
+        self._in.flush()
+        self.pids[worker] = int(self._out.readline())
+
+    def signal(self, worker, number):
+        """Send a signal."""
+        os.kill(self.pids[worker], number)
+
+    def alive(self, worker):
+        """Whether its process exists."""
+        try:
+            os.kill(self.pids[worker], 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def done(self, worker):
+        """Whether it finished all rounds."""
+        return (self.folder / f"done-{worker}").exists()
+
+    def rows(self, worker):
+        """Its rounds so far; a line torn by a death is left out."""
+        path = self.folder / f"worker-{worker}.jsonl"
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}") and line.startswith("{")]
+
+    def errors(self):
+        """The ends of what workers complained of."""
+        return "\n".join(p.read_text()[-2000:] for p in sorted(self.folder.glob("stderr-*")))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        for worker, pid in self.pids.items():
+            if self.alive(worker):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._in.close()
+        self._nursery.wait(30)
+        self._lighthouse.kill()
+        self._lighthouse.wait(30)
+
+
+if __name__ == "__main__":
+    nurse()

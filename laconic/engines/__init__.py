@@ -1,0 +1,1 @@
+"""Workers as real processes: who takes part in a round, how messages cross, and what happens when one dies."""

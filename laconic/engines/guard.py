@@ -1,0 +1,139 @@
+"""Whether a message may count. A bad one excludes its sender for the round, is counted, and is never averaged in.
+
+What its bytes say is checked on the host (`admit`): size, version, signature, run, sender, round, structure, and the
+state it started from. What its numbers say is checked where they lie (`judge`): every float finite, the norm of Δ at
+most `limit` times the usual one, the weight likewise. The usual norm is the larger of two medians: of the last accepted
+norms, and of this round's messages, so that a change that most workers make together is not taken for poison.
+
+The guard's state is a function of the messages alone and part of the replicated state: all replicas judge alike.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from laconic.engines.base import Digest, Frame
+from laconic.engines.wire import EMPTY, HEADER, Header, Layout, Seal, open_frame
+
+WINDOW = 64  # accepted norms remembered
+LIMIT = 10.0
+REASONS = (
+    "ok",
+    "absent",
+    "garbage",
+    "version",
+    "token",
+    "run",
+    "worker",
+    "round",
+    "structure",
+    "origin",
+    "not finite",
+    "norm",
+    "weight",
+)
+CODE = {reason: code for code, reason in enumerate(REASONS)}
+SILENT = {CODE["ok"], CODE["absent"]}  # what is no fault
+
+
+class GuardState(NamedTuple):
+    """A ring of accepted norms, how many were ever put in, and each worker's exclusions so far."""
+
+    norms_W: jax.Array
+    seen: jax.Array
+    excluded_K: jax.Array
+
+
+class Admitted(NamedTuple):
+    """One slot of a round before its numbers were looked at: the verdict on its bytes, and views into them."""
+
+    code: int
+    header: Header | None = None
+    tree: Any = None
+
+
+def admit(
+    seal: Seal, layout: Layout, frame: Frame | None, worker: int, round: int, origin: Digest, own: Frame = None
+) -> Admitted:
+    """Check one worker's frame as bytes. None: it was not there. `own`: what this process signed for that worker."""
+    if frame is None:
+        return Admitted(CODE["absent"])
+    array = np.frombuffer(frame, np.uint8)
+    header, reason = open_frame(seal, array, own)
+    if header is None:
+        return Admitted(CODE[reason])
+    if header.worker != worker:
+        return Admitted(CODE["worker"], header)
+    if header.flags & EMPTY:
+        return Admitted(CODE["absent"], header)
+    if header.round != round:
+        return Admitted(CODE["round"], header)
+    if header.structure != layout.structure or header.body != layout.size or array.size < layout.frame:
+        return Admitted(CODE["structure"], header)
+    if header.origin != origin:
+        return Admitted(CODE["origin"], header)
+    return Admitted(CODE["ok"], header, layout.read(array[HEADER : HEADER + layout.size]))
+
+
+def init_guard(K: int) -> GuardState:
+    """Nothing seen yet."""
+    return GuardState(jnp.zeros(WINDOW), jnp.int32(0), jnp.zeros(K, jnp.int32))
+
+
+def judge(
+    state: GuardState, deltas: Any, extra: Any, weights_K: jax.Array, codes_K: jax.Array, limit: float
+) -> tuple[jax.Array, jax.Array, GuardState]:
+    """The final verdicts [K], the norms of the deltas (leaves [K, …]) and the guard's next state. Traceable."""
+    K, norms_K = codes_K.shape[0], _norms(deltas)
+    # A finite norm has only finite terms, so that mostly no second look at every number is needed.
+    sound = jnp.all(jnp.isfinite(norms_K))
+    finite_K = jax.lax.cond(sound, lambda: jnp.ones(K, bool), lambda: _finite(deltas, K)) & _finite(extra, K)
+    codes_K = _first(codes_K, ~finite_K, "not finite")
+    usual = jnp.maximum(_recent(state), _lower_median(norms_K, codes_K == CODE["ok"]))
+    far_K = ~jnp.isfinite(norms_K) | ((usual > 0) & (norms_K > limit * usual))
+    codes_K = _first(codes_K, far_K, "norm")
+    usual_weight = _lower_median(weights_K, codes_K == CODE["ok"])
+    heavy_K = ~(weights_K >= 0) | (weights_K > limit * usual_weight)
+    codes_K = _first(codes_K, heavy_K, "weight")
+    return codes_K, norms_K, _remember(state, norms_K, codes_K)
+
+
+def _first(codes_K: jax.Array, fault_K: jax.Array, reason: str) -> jax.Array:
+    return jnp.where((codes_K == CODE["ok"]) & fault_K, CODE[reason], codes_K)
+
+
+def _norms(deltas: Any) -> jax.Array:
+    squares = [jnp.sum(jnp.square(x.reshape(x.shape[0], -1).astype(jnp.float32)), axis=1) for x in _leaves(deltas)]
+    return jnp.sqrt(sum(squares[1:], squares[0]))
+
+
+def _finite(tree: Any, K: int) -> jax.Array:
+    flags = [jnp.all(jnp.isfinite(x.reshape(K, -1)), axis=1) for x in _leaves(tree)]
+    return jnp.all(jnp.stack(flags), axis=0) if flags else jnp.ones(K, bool)
+
+
+def _leaves(tree: Any) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _lower_median(x_N: jax.Array, here_N: jax.Array) -> jax.Array:
+    """The median of those that are here, the lower of two; 0 of nobody. A minority cannot raise it."""
+    count = jnp.sum(here_N)
+    middle = jnp.sort(jnp.where(here_N, x_N, jnp.inf))[jnp.maximum(count - 1, 0) // 2]
+    return jnp.where(count > 0, middle, 0.0)
+
+
+def _recent(state: GuardState) -> jax.Array:
+    return _lower_median(state.norms_W, jnp.arange(WINDOW) < state.seen)
+
+
+def _remember(state: GuardState, norms_K: jax.Array, codes_K: jax.Array) -> GuardState:
+    good_K = codes_K == CODE["ok"]
+    places_K = (state.seen + jnp.cumsum(good_K) - 1) % WINDOW
+    norms_W = state.norms_W.at[jnp.where(good_K, places_K, WINDOW)].set(norms_K, mode="drop")
+    bad_K = (codes_K != CODE["ok"]) & (codes_K != CODE["absent"])
+    return GuardState(
+        norms_W, state.seen + jnp.sum(good_K, dtype=jnp.int32), state.excluded_K + bad_K.astype(jnp.int32)
+    )

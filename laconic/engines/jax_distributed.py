@@ -1,0 +1,101 @@
+"""The engine for tightly coupled clusters: each process is a worker, and XLA's own collectives carry the messages.
+
+All processes of `jax.distributed` are devices of one mesh, and a round's messages are one all-gather over it. It is
+not fault tolerant: when one process dies, JAX ends all of them at its heartbeat timeout (100 s unless told otherwise),
+and a dead one cannot come back into the same mesh. Start the run again from its checkpoints; `torchft` is the engine
+for machines that may die. A replica that diverged is noticed and healed as everywhere.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from laconic.engines import membership
+from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
+from laconic.engines.membership import Card
+from laconic.errors import LaconicError
+
+WORD = 8
+
+
+def join(coordinator: str, processes: int, process: int, *, heartbeat_timeout: int = 100) -> None:
+    """Connect this process to the others; call it before anything else of JAX. Process 0 listens at `coordinator`."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator,
+        processes,
+        process,
+        coordinator_bind_address=coordinator,  # by default it would listen on every interface
+        heartbeat_timeout_seconds=heartbeat_timeout,
+    )
+
+
+class JaxDistributedEngine:
+    """Worker k is process k of `jax.distributed`, which must have been joined."""
+
+    def __init__(self) -> None:
+        self.slots, self.mine = jax.process_count(), (jax.process_index(),)
+        self.counts = Counts(0, 0, {})
+        self._healed: np.ndarray | None = None
+
+    def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
+        """Check that all run the same thing."""
+        self._size, self._snapshot = size, snapshot
+        everyone = self._all_gather(np.frombuffer(structure, np.uint8))
+        if not np.all(everyone == everyone[0]):
+            raise LaconicError("the processes run different tasks or methods: give all of them the same command.")
+
+    def quorum(self, round: int, digest: Digest) -> Quorum:
+        """Everyone; which state they follow is decided as with any engine, and handed to those who hold another."""
+        own = np.concatenate([np.frombuffer(digest, np.uint8), np.frombuffer(round.to_bytes(WORD, "little"), np.uint8)])
+        rows = self._all_gather(own)
+        cards = {k: _card(k, row) for k, row in enumerate(rows)}
+        quorum = membership.plan(cards).quorum
+        if len(quorum.sources) < self.slots:  # seen alike by all, so all take part
+            self._healed = self._hand_over(quorum)
+        return quorum
+
+    def _hand_over(self, quorum: Quorum) -> np.ndarray:
+        source = quorum.sources[0]
+        body = self._snapshot(quorum.round, quorum.digest) if self.mine[0] == source else b""
+        if body is None:
+            raise LaconicError(f"worker {source} no longer holds the state of round {quorum.round}: start again.")
+        own = np.frombuffer(body, np.uint8)
+        size = int(self._all_gather(np.frombuffer(own.size.to_bytes(WORD, "little"), np.uint8)).view("<u8").max())
+        padded = own if own.size else np.zeros(size, np.uint8)
+        return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source=self.mine[0] == source))
+
+    def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
+        """One all-gather over the mesh of all processes."""
+        own = np.zeros(self._size, np.uint8)
+        frame = np.frombuffer(frames[self.mine[0]], np.uint8)[: self._size]
+        own[: frame.size] = frame
+        return dict(enumerate(self._all_gather(own)))
+
+    def _all_gather(self, own: np.ndarray) -> np.ndarray:
+        rows = np.asarray(multihost_utils.process_allgather(own)).reshape(self.slots, own.size)
+        self.counts.sent += (self.slots - 1) * own.nbytes
+        self.counts.received += (self.slots - 1) * own.nbytes
+        return rows
+
+    def commit(self, ok: bool, digest: Digest) -> bool:
+        """As this process says; a failure is the end of the mesh anyhow."""
+        return ok
+
+    def heal(self, quorum: Quorum) -> Frame:
+        """The state that came with the quorum."""
+        healed, self._healed = self._healed, None
+        if healed is None:
+            raise Interrupted("no state came with this quorum.")
+        return healed
+
+    def close(self) -> None:
+        """The mesh ends with the process."""
+
+
+def _card(worker: int, row: np.ndarray) -> Card:
+    """A process's word as a card: here nobody has to prove who he is, JAX connected only its own."""
+    digest, now = row[:-WORD].tobytes().hex(), int.from_bytes(row[-WORD:].tobytes(), "little")
+    return Card(worker, 0, 0, now, digest, "mesh", "", "", "")

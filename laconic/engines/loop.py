@@ -1,0 +1,222 @@
+"""Training as one process of many: `local steps → quorum → gather → guard and outer step → commit`, round after round.
+
+A gather that fails loses nothing: the worker keeps its signed message and offers it again to the next quorum. If the
+others finished the round meanwhile, they hold its result; the worker takes it over from one of them, learns from it
+whether its own message counted, and goes on. So does one that was restarted, stopped for a while, or diverged.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from laconic.engines import guard
+from laconic.engines.base import Digest, Engine, Frame, Interrupted, Quorum, text_digest
+from laconic.engines.local import Local
+from laconic.engines.replica import Outcome, Programs, Replica
+from laconic.engines.report import Report, Seconds, verdicts
+from laconic.engines.wire import Seal, new_frame
+from laconic.errors import LaconicError
+from laconic.evaluate.run import Method, Setting
+from laconic.store import checkpoint
+from laconic.tasks.base import Task
+
+BEFORE_QUORUM, BEFORE_GATHER = "before quorum", "between quorum and gather"
+BEFORE_COMMIT, AFTER_COMMIT = "between gather and commit", "after commit"
+KEPT = 2  # states held for peers that are behind: the present one and the one before
+
+
+class Run:
+    """One process's part in a run: `for report in Run(…).rounds(): …`."""
+
+    def __init__(
+        self,
+        task: Task,
+        method: Method,
+        setting: Setting,
+        engine: Engine,
+        seal: Seal,
+        *,
+        folder: str | Path | None = None,
+        checkpoint_every: int = 0,
+        norm_limit: float = guard.LIMIT,
+        at: Callable[[str, int], None] = lambda point, round: None,
+    ):
+        """With a `folder`, each process keeps a checkpoint in it and goes on from there; 0: only at the end.
+
+        `norm_limit` times the usual norm is the most that a message's may be; `at(point, round)` is called at each
+        named point of the protocol.
+        """
+        K, H = method.budget(setting.workers, setting.local_steps)
+        if K != engine.slots or len(setting.seeds) != 1:
+            raise LaconicError(f"an engine of {engine.slots} workers runs one seed of K = {engine.slots}, got K = {K}.")
+        self.setting, self.engine, self.seal, self.at = setting, engine, seal, at
+        self.programs = Programs(task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit)
+        self.path = None if folder is None else Path(folder) / f"worker-{engine.mine[0]}.safetensors"
+        self.every = checkpoint_every
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="laconic-check")
+        self._held: dict[Digest, Replica] = {}
+        self._notes: list[str] = []
+
+    def rounds(self) -> Generator[Report, None, None]:
+        """Go on from the checkpoint or from the beginning until all rounds are done and all peers have them."""
+        replica, local = self._restore()
+        digest = self._hold(self.programs.digest(replica), replica)
+        self._warm_up(replica, local, digest)  # nobody shall wait for a compiler
+        layout = self.programs.layout
+        structure = text_digest(layout.structure, self.programs.replica_layout.structure, layout.frame)
+        try:
+            self.engine.open(layout.frame, structure, self._snapshot)
+            while int(replica.round) < self.setting.rounds:
+                replica, digest, report = self._round(replica, local, digest)
+                if report is not None:
+                    yield report
+            self._farewell(replica, digest)
+        finally:
+            self.engine.close()
+            self._threads.shutdown()
+            local.close()
+
+    def _round(self, replica: Replica, local: Local, digest: Digest) -> tuple[Replica, Digest, Report | None]:
+        """One round; there is no report if the state was only taken over at the very end."""
+        now, seconds, attempts = int(replica.round), Seconds(), 0
+        sent, received = self.engine.counts.sent, self.engine.counts.received
+        local.compute(replica, digest, seconds)
+        while True:
+            attempts += 1
+            try:
+                self.at(BEFORE_QUORUM, now)
+                with seconds.spent("quorum"):
+                    quorum = self.engine.quorum(now, digest)
+                self.at(BEFORE_GATHER, now)
+                behind = quorum.digest != digest
+                if quorum.round >= self.setting.rounds:  # the others are done: nothing to gather any more
+                    return *self._take_over(quorum, local), None
+                with seconds.spent("check"):
+                    own = local.nothing(quorum) if behind else local.frames()
+                with seconds.spent("gather"):
+                    frames = self.engine.gather(own)
+                    if behind:  # only now, so that nobody waits for it in the gather
+                        replica, digest = self._take_over(quorum, local)
+                break
+            except Interrupted as interruption:
+                self._notes.append(str(interruption))
+                self.engine.commit(False, digest)
+        outcome, admitted = self._outer(replica, digest, frames, own, seconds)
+        self.at(BEFORE_COMMIT, quorum.round)
+        digest = self._hold(self.programs.name(outcome.fingerprint), outcome.replica)
+        self.engine.commit(True, digest)
+        committed_at = time.time()
+        local.settle(outcome.replica)
+        self.at(AFTER_COMMIT, quorum.round)
+        with seconds.spent("store"):
+            self._checkpoint(outcome.replica, local)
+        seen, notes, self._notes = verdicts(outcome, admitted), tuple(self._notes), []
+        return (
+            outcome.replica,
+            digest,
+            Report(
+                round=quorum.round + 1,
+                quorum=quorum,
+                loss=seen.loss,
+                **seen._asdict(),
+                sent=self.engine.counts.sent - sent,
+                received=self.engine.counts.received - received,
+                message_bits=self.programs.message_bits,
+                seconds=seconds,
+                attempts=attempts,
+                healed=behind,
+                refused=dict(self.engine.counts.refused),
+                notes=notes,
+                digest=digest.hex(),
+                committed_at=committed_at,
+                shared=outcome.replica.shared,
+            ),
+        )
+
+    def _outer(
+        self, replica: Replica, origin: Digest, frames: dict[int, Frame], own: dict[int, Frame], seconds: Seconds
+    ) -> tuple[Outcome, list[guard.Admitted]]:
+        now, layout = int(replica.round), self.programs.layout
+
+        def check(worker: int) -> guard.Admitted:
+            return guard.admit(self.seal, layout, frames.get(worker), worker, now, origin, own.get(worker))
+
+        with seconds.spent("check"):
+            admitted = list(self._threads.map(check, range(self.engine.slots)))
+            trees = [self.programs.absent if a.tree is None else jax.device_put(a.tree) for a in admitted]
+            weights_K = np.array([0.0 if a.header is None else a.header.weight for a in admitted], np.float32)
+            codes_K = np.array([a.code for a in admitted], np.int32)
+        with seconds.spent("outer"):
+            outcome = jax.block_until_ready(self.programs.outer(replica, trees, weights_K, codes_K))
+        return outcome, admitted
+
+    def _warm_up(self, replica: Replica, local: Local, digest: Digest) -> None:
+        seconds = Seconds()
+        local.compute(replica, digest, seconds)
+        self._outer(replica, digest, local.frames(), {}, seconds)
+
+    # --- peers ------------------------------------------------------------------------------------------------------
+
+    def _take_over(self, quorum: Quorum, local: Local) -> tuple[Replica, Digest]:
+        layout = self.programs.replica_layout
+        body = np.frombuffer(self.engine.heal(quorum), np.uint8)
+        if body.size != layout.size:
+            raise Interrupted(f"a state of {body.size} bytes came where {layout.size} were expected.")
+        aligned = new_frame(body.size)
+        aligned[:] = body
+        replica = jax.tree.map(jnp.array, layout.read(aligned))
+        digest = self.programs.digest(replica)
+        if digest != quorum.digest:
+            raise Interrupted("the state that came is not the one the quorum follows.")
+        self._notes.append(f"took over the state of round {quorum.round}")
+        local.settle(replica)
+        return replica, self._hold(digest, replica)
+
+    def _farewell(self, replica: Replica, digest: Digest) -> None:
+        """Stay until all who take part hold the final state: someone may have missed the last round."""
+        quorum = None
+        while quorum is None or set(quorum.sources) != set(quorum.workers):
+            try:
+                quorum = self.engine.quorum(int(replica.round), digest)
+            except LaconicError:  # nobody left to ask
+                return
+            if quorum.digest != digest:
+                return
+
+    def _hold(self, digest: Digest, replica: Replica) -> Digest:
+        self._held = dict([*self._held.items(), (digest, replica)][-KEPT:])
+        return digest
+
+    def _snapshot(self, round: int, digest: Digest) -> Frame | None:
+        replica = self._held.get(digest)
+        if replica is None:
+            return None
+        body = new_frame(self.programs.replica_layout.size)
+        self.programs.replica_layout.write(body, replica)
+        return body
+
+    # --- disk -------------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> tuple[Replica, Local]:
+        replica, clients = self.programs.start()
+        if self.path is not None and self.path.exists():
+            (replica, clients), _ = checkpoint.load(self.path, (replica, clients))
+            self._notes.append(f"resumed after round {int(replica.round)} from {self.path.name}")
+        elif jax.tree.leaves(clients):
+            self._notes.append("no checkpoint: the local optimizer and its residual start afresh")
+        return replica, Local(self.programs, self.seal, self.engine.mine, clients, self._threads)
+
+    def _checkpoint(self, replica: Replica, local: Local) -> None:
+        done = int(replica.round)
+        due = self.every and done % self.every == 0
+        if self.path is None or not (due or done == self.setting.rounds):
+            return
+        try:
+            checkpoint.save(self.path, (replica, local.clients), {"round": done, "run": self.seal.run.hex()})
+        except LaconicError as error:  # a full disk must not stop training; the last good checkpoint is still there
+            self._notes.append(str(error))

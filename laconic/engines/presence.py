@@ -1,0 +1,105 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+"""Signs of life, and the question who else is there: one process's dealings with the Lighthouse."""
+
+import os
+import queue
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from laconic.errors import LaconicError
+
+os.environ.setdefault("RUST_LOG", "error")  # torchft's own log tells every quorum in full
+try:
+    from torchft.coordination import LighthouseClient, ManagerClient, ManagerServer
+except ImportError as error:
+    raise LaconicError(f"this engine needs torchft ({error}): pip install 'laconic[torchft]'.") from error
+
+LOOK = 0.2  # seconds between looks at a Lighthouse that is silent
+PAUSE = 0.02  # seconds between looks at one that is down
+CONNECT = timedelta(seconds=5)
+
+
+class Presence:
+    """A torchft manager for one process. `replaced` says whether the last answer came from another Lighthouse."""
+
+    def __init__(self, name: str, lighthouse: str, bind: str, host: str, store: str, heartbeat: float, patience: float):
+        """`heartbeat` seconds between signs of life; `patience` for the Lighthouse to be there."""
+        self._name, self._lighthouse = name, f"http://{lighthouse}"
+        self._bind, self._host, self._store, self._heartbeat = bind, host, store, timedelta(seconds=heartbeat)
+        self._last: tuple[int, tuple[str, ...]] = (0, ())
+        self.replaced = False
+        self._join(patience)
+
+    def _join(self, patience: float) -> None:
+        give_up = time.monotonic() + patience
+        while not _lives(self._lighthouse, self._name):
+            if time.monotonic() > give_up:
+                raise LaconicError(f"no Lighthouse answers at {self._lighthouse}: start it, or check the address.")
+            time.sleep(PAUSE)
+        self._server = ManagerServer(
+            replica_id=self._name,
+            lighthouse_addr=self._lighthouse,
+            hostname=self._host,
+            bind=f"[{self._bind}]:0" if ":" in self._bind else f"{self._bind}:0",
+            store_addr=self._store,
+            world_size=1,
+            heartbeat_interval=self._heartbeat,
+            connect_timeout=CONNECT,
+            quorum_retries=0,
+        )
+        self._client = ManagerClient(self._server.address(), connect_timeout=CONNECT)
+
+    def ask(self, step: int, card: str, broken: bool, timeout: float, lost: float) -> list[str] | None:
+        """Show a card; everyone's cards as soon as all are there, or None if there was no answer.
+
+        A Lighthouse that dies takes the question along, and torchft would wait in vain. So the question is asked on a
+        thread while this one looks whether the Lighthouse still lives; asking anew just in case would leave the first
+        question standing there, for others to take for a member. `lost`: seconds to wait for a dead one to come back.
+        """
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        question = {"step": step, "commit_failures": int(broken), "reconfigure_handle": card}
+        threading.Thread(target=self._ask, args=(question, timeout, answers), daemon=True).start()
+        while True:
+            try:
+                answer = answers.get(timeout=LOOK)
+            except queue.Empty:
+                if _lives(self._lighthouse, self._name):
+                    continue
+                answer = RuntimeError()
+            if isinstance(answer, RuntimeError):
+                self._server.shutdown()  # leaves behind what torchft still had under way with the old one
+                self._join(lost)
+                return None
+            if isinstance(answer, TimeoutError):
+                return None
+            if isinstance(answer, Exception):
+                raise answer
+            self._compare(answer.quorum_id, tuple(answer.replica_ids))
+            return answer.reconfigure_handles
+
+    def _ask(self, question: dict[str, Any], timeout: float, answers: "queue.SimpleQueue[Any]") -> None:
+        rest = {"group_rank": 0, "checkpoint_metadata": "", "shrink_only": False, "init_sync": False}
+        try:
+            answers.put(self._client._quorum(timeout=timedelta(seconds=timeout), **question, **rest))
+        except Exception as error:  # handed to the one who waits
+            answers.put(error)
+
+    def _compare(self, number: int, replicas: tuple[str, ...]) -> None:
+        """One Lighthouse counts upwards, with every change of members."""
+        last, self._last = self._last, (number, replicas)
+        self.replaced = number < last[0] or (number == last[0] and replicas != last[1])
+
+    def close(self) -> None:
+        """No more signs of life."""
+        self._server.shutdown()
+
+
+def _lives(lighthouse: str, name: str) -> bool:
+    limit = timedelta(seconds=1)
+    try:
+        LighthouseClient(lighthouse, limit).heartbeat(name, limit)
+    except (RuntimeError, TimeoutError):
+        return False
+    return True

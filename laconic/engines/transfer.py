@@ -1,0 +1,100 @@
+"""State from peer to peer: a small signed TCP exchange, so that one who is behind catches up from one who is not.
+
+A request is a nonce, a round and a digest, signed; the answer is the state's bytes, signed together with the nonce. Who
+cannot sign gets nothing and is counted.
+"""
+
+import contextlib
+import secrets
+import socket
+import socketserver
+import struct
+import threading
+
+from laconic.engines.base import Counts, Digest, Interrupted, Snapshot
+from laconic.engines.wire import Seal
+from laconic.errors import LaconicError
+
+REQUEST = struct.Struct("<4s16sQ32s32s")  # magic nonce round digest signature
+ANSWER = struct.Struct("<Q32s")  # length signature
+MAGIC = b"LACS"
+PIECE = 1 << 20
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port"; a host in brackets may hold colons."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise LaconicError(f"{address!r} is not HOST:PORT; write for example 127.0.0.1:29510.")
+    return host.strip("[]"), int(port)
+
+
+class StateServer:
+    """Hands this process's state to peers, on its own thread, until closed."""
+
+    def __init__(self, seal: Seal, bind: str, snapshot: Snapshot, timeout: float, counts: Counts):
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.settimeout(timeout)
+                with contextlib.suppress(OSError):  # a peer that went away, or a stranger that never spoke
+                    _answer(self.request, seal, snapshot, counts)
+
+        class Server(socketserver.ThreadingTCPServer):
+            daemon_threads = True
+            block_on_close = False
+            address_family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+
+        self._server = Server((bind, 0), Handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _answer(peer: socket.socket, seal: Seal, snapshot: Snapshot, counts: Counts) -> None:
+    request = _receive(peer, REQUEST.size)
+    magic, nonce, now, digest, signature = REQUEST.unpack(request)
+    if magic != MAGIC or not seal.verify(signature, request[: -len(signature)]):
+        counts.refuse("a stranger at the state port")
+        return
+    body = snapshot(now, digest)
+    if body is None:
+        peer.sendall(ANSWER.pack(0, seal.sign(nonce)))
+        return
+    view = memoryview(body)
+    peer.sendall(ANSWER.pack(view.nbytes, seal.sign(nonce, view)))
+    peer.sendall(view)
+    counts.sent += ANSWER.size + view.nbytes
+
+
+def fetch_state(seal: Seal, address: str, now: int, digest: Digest, timeout: float, counts: Counts) -> bytes:
+    """The bytes of that state from the peer at `address`."""
+    nonce = secrets.token_bytes(16)
+    head = REQUEST.pack(MAGIC, nonce, now, digest, bytes(32))[:-32]
+    try:
+        with socket.create_connection(split_address(address), timeout) as peer:
+            peer.sendall(head + seal.sign(head))
+            length, signature = ANSWER.unpack(_receive(peer, ANSWER.size))
+            body = _receive(peer, length)
+    except OSError as error:
+        raise Interrupted(f"fetching the state of round {now} from {address} failed: {error}.") from error
+    counts.received += ANSWER.size + length
+    if not seal.verify(signature, nonce, body) or not length:
+        raise Interrupted(f"{address} did not give the state of round {now}.")
+    return body
+
+
+def _receive(peer: socket.socket, size: int) -> bytes:
+    pieces, left = [], size
+    while left:
+        piece = peer.recv(min(left, PIECE))
+        if not piece:
+            raise ConnectionResetError("the connection closed early")
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)

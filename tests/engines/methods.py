@@ -1,0 +1,42 @@
+"""What worker processes of all engines train in tests, and what they write down of it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from laconic.client import LocalOptimizer
+from laconic.compress import parse_compressor
+from laconic.engines.replica import Programs, fingerprint
+from laconic.engines.report import Report
+from laconic.evaluate.run import Method, local_method
+from laconic.outer import OUTER
+
+TASK, K, H, B, GAMMA = "digits-mlp", 4, 2, 16, 0.3
+
+
+def method_of(name: str, outer: str, options: dict[str, Any], compress: str, local: Any = ("sgd", GAMMA)) -> Method:
+    return local_method(name, LocalOptimizer(*local), OUTER[outer].make(**options), parse_compressor(compress))
+
+
+def line_of(report: Report, worker: int) -> dict[str, Any]:
+    row = report._asdict()
+    del row["shared"]
+    row |= {"quorum": list(report.quorum.workers), "seconds": dataclasses.asdict(report.seconds), "worker": worker}
+    return row
+
+
+def astray(programs: Programs, rounds: list[int]) -> Any:
+    """The outer step of a machine that gets one weight wrong in some rounds, and does not know it."""
+    right = programs.outer
+
+    def outer(replica: Any, *rest: Any) -> Any:
+        outcome = right(replica, *rest)
+        if int(replica.round) not in rounds:
+            return outcome
+        leaves, treedef = jax.tree.flatten(outcome.replica.shared)
+        wrong = jax.tree.unflatten(treedef, [leaves[0].at[0].add(1e-3), *leaves[1:]])
+        after = outcome.replica._replace(shared=wrong)
+        return outcome._replace(replica=after, fingerprint=fingerprint(after))
+
+    return outer

@@ -1,0 +1,114 @@
+"""Worker processes for tests: `python -m tests.engines.nursery` imports everything once, then forks one a request.
+
+A request is a line of JSON on stdin, a dictionary of `Spec`'s fields; the answer is the new process's id. Each worker
+writes one JSON line a round to its log, and at the end its weights.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from laconic.engines.loop import Run
+from laconic.engines.torchft import Timeouts, TorchFTEngine
+from laconic.engines.wire import Seal
+from laconic.evaluate.run import Setting
+from laconic.tasks.catalog import make_task
+from tests.engines.methods import GAMMA, TASK, B, H, K, astray, line_of, method_of
+from tests.engines.poison import poisoned
+
+
+@dataclasses.dataclass
+class Spec:
+    """One worker process.
+
+    methods: runs to make one after the other, each (name, outer optimizer, its options, compressor)
+    deaths: {"round:point": signal}, what to do to itself there · gates: rounds before which to wait for a file
+    poison: {round: kind} · diverge: rounds whose result this worker gets wrong · born: counts its restarts
+    """
+
+    worker: int
+    lighthouse: str
+    folder: str
+    rounds: int
+    methods: list[tuple[str, str, dict[str, Any], str]]
+    token: str = "secret"
+    deaths: dict[str, int] = dataclasses.field(default_factory=dict)
+    gates: list[int] = dataclasses.field(default_factory=list)
+    poison: dict[str, str] = dataclasses.field(default_factory=dict)
+    diverge: list[int] = dataclasses.field(default_factory=list)
+    timeouts: dict[str, float] = dataclasses.field(default_factory=dict)
+    local: tuple[str, float] = ("sgd", GAMMA)
+    checkpoint_every: int = 0
+    born: int = 0
+
+
+def work(spec: Spec) -> None:
+    folder, task = Path(spec.folder), make_task(TASK)
+
+    def at(point: str, round: int) -> None:
+        (folder / f"ready-{spec.worker}-{spec.born}").touch()
+        gate = folder / f"gate-{round}"
+        while point == "before quorum" and round in spec.gates and not gate.exists():
+            time.sleep(0.005)
+        death = spec.deaths.pop(f"{round}:{point}", None)
+        if death is not None:
+            os.kill(os.getpid(), death)
+
+    for name, outer, options, compress in spec.methods:
+        method = method_of(name, outer, options, compress, spec.local)
+        seal = Seal.of(spec.token, name)
+        engine: Any = TorchFTEngine(spec.worker, K, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts))
+        engine.gather = poisoned(engine.gather, spec.worker, {int(r): kind for r, kind in spec.poison.items()}, seal)
+        setting = Setting(K, H, B, spec.rounds, (0,))
+        keep = {"folder": folder / name, "checkpoint_every": spec.checkpoint_every} if spec.checkpoint_every else {}
+        run, last = Run(task, method, setting, engine, seal, at=at, **keep), None
+        run.programs.outer = astray(run.programs, spec.diverge)
+        with open(folder / f"{name}-{spec.worker}-{spec.born}.jsonl", "w", encoding="utf-8") as log:
+            for report in run.rounds():
+                last = report
+                log.write(json.dumps(line_of(report, spec.worker)) + "\n")
+                log.flush()
+        assert last is not None
+        leaves = [np.asarray(x) for x in jax.tree.leaves(last.shared)]
+        np.savez(folder / f"{name}-{spec.worker}-{spec.born}.npz", *leaves)
+    (folder / f"done-{spec.worker}-{spec.born}").touch()
+
+
+def nurse() -> None:
+    """Fork a worker for each line of stdin; leave when it closes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are buried at once
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        spec = Spec(**json.loads(line))
+        child = os.fork()
+        if child:
+            sys.stdout.write(f"{child}\n")
+            sys.stdout.flush()
+            continue
+        status = 1
+        try:
+            errors = os.open(f"{spec.folder}/stderr-{spec.worker}-{spec.born}", os.O_WRONLY | os.O_CREAT)
+            os.dup2(errors, 1)
+            os.dup2(errors, 2)
+            work(spec)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    nurse()

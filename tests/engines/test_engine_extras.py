@@ -1,0 +1,46 @@
+"""Without its extra an engine says what to install; its benchmarks end with one JSON object."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from laconic.errors import LaconicError
+from tests.engines.cluster import ROOT
+
+
+@pytest.mark.parametrize(
+    ("module", "missing"), [("presence", "torchft.coordination"), ("gloo", "torch.distributed"), ("torchft", "torch")]
+)
+def test_a_missing_extra_is_said_so(monkeypatch, module, missing):
+    for name in ("presence", "gloo", "torchft"):
+        monkeypatch.delitem(sys.modules, f"laconic.engines.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(LaconicError, match=r"pip install 'laconic\[torchft\]'"):
+        importlib.import_module(f"laconic.engines.{module}")
+
+
+def figures(*command: str) -> dict:
+    pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_the_split_of_a_round_is_printed():
+    found = figures("benchmarks/engine_round.py", "--parameters", "4000", "--rounds", "10")
+    median = found["median_ms"]
+    assert set(median) == {"compute", "gather", "check", "outer", "quorum", "engine"}
+    assert all(value > 0 for value in median.values())
+    assert found["sent_bytes"] == 192 + 4 * 64 + 4 * 63 * 63 + (-4 * 63 * 63) % 64
+
+
+@pytest.mark.slow
+def test_a_short_soak_passes():
+    """Half a minute of trouble; the full five are for a record."""
+    found = figures("benchmarks/churn.py", "--minutes", "0.4", "--every", "2", "--pace", "0.02")
+    assert found["kills"] + found["stops"] >= 3
+    assert found["passed"], found

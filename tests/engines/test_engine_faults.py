@@ -1,0 +1,151 @@
+"""Real processes, real signals: whoever dies, stops or comes back, the rest go on and all hold the same state."""
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from laconic.tasks.catalog import make_task
+from tests.engines.cluster import wait_until
+from tests.engines.methods import TASK, method_of
+from tests.engines.oracle import assert_same_weights, present_of, simulate
+
+NAME = "faults"
+METHOD = (NAME, "slowmo", {"gamma": 0.3, "beta": 0.5}, "dense")
+LOCAL = ("adamw", 0.003)  # whose moments stay with a worker
+LENGTH = 6  # rounds of a phase; at its end survivors wait for the test
+KILL = int(signal.SIGKILL)
+# What happens in the third round of each phase: worker → (point, signal).
+PHASES: list[dict[int, tuple[str, int]]] = [
+    {1: ("before quorum", KILL)},
+    {2: ("between quorum and gather", KILL)},
+    {0: ("between gather and commit", KILL)},
+    {3: ("after commit", KILL)},
+    {1: ("between quorum and gather", int(signal.SIGSTOP))},
+    {0: ("between quorum and gather", KILL), 2: ("between quorum and gather", KILL)},
+    {1: ("before quorum", KILL), 2: ("between quorum and gather", KILL), 3: ("between gather and commit", KILL)},
+    {},  # everyone is back
+    {},  # the Lighthouse died before the first round
+]
+ROUNDS = LENGTH * len(PHASES)
+GAP = 2.0
+
+
+class Story:
+    """The run, phase after phase; afterwards, what to check it against."""
+
+    def __init__(self, run: Any):
+        self.run = run
+        for worker in range(4):
+            self.start(worker, 0)
+
+    def start(self, worker: int, phase: int) -> None:
+        """With its deaths still to come."""
+        deaths = {f"{LENGTH * p + 2}:{PHASES[p][worker][0]}": PHASES[p][worker][1] for p in self.mine(worker, phase)}
+        self.run.start(worker, deaths=deaths, gates=[LENGTH * p for p in range(1, len(PHASES) + 1)])
+
+    @staticmethod
+    def mine(worker: int, phase: int) -> list[int]:
+        return [p for p in range(phase, len(PHASES)) if worker in PHASES[p]]
+
+    def play(self, phase: int) -> None:
+        """To the end of a phase, then bring back who is missing."""
+        end = LENGTH * (phase + 1)
+        victims = PHASES[phase]
+        survivors = [w for w in range(4) if w not in victims]
+        self.run.wait_round(NAME, survivors, end)
+        for worker, (_, number) in victims.items():
+            mark = self.run.folder / f"ready-{worker}-{self.run.births[worker]}"
+            if number == signal.SIGSTOP:
+                mark.unlink()
+                self.run.signal(worker, signal.SIGCONT)
+            else:
+                wait_until(lambda w=worker: not self.run.alive(w), f"the death of worker {worker}")
+                self.start(worker, phase + 1)
+                mark = self.run.folder / f"ready-{worker}-{self.run.births[worker]}"
+            wait_until(mark.exists, f"worker {worker} to come back")
+        if phase == len(PHASES) - 2:
+            self.run.end_lighthouse()
+        self.run.open_gate(end)
+        if phase == len(PHASES) - 2:
+            self.run.begin_lighthouse()
+            self.lighthouse_back = time.time()
+
+
+@pytest.fixture
+def story(cluster):
+    run = cluster(rounds=ROUNDS, methods=[METHOD], local=LOCAL)
+    told = Story(run)
+    for phase in range(len(PHASES)):
+        told.play(phase)
+    run.wait_done([0, 1, 2, 3])
+    return told
+
+
+@pytest.mark.slow
+def test_whatever_dies_the_rest_go_on(story, standard_promotion):
+    run = story.run
+    rows = {w: run.rows(NAME, w) for w in range(4)}
+    states_agree(rows)
+    no_local_steps_are_lost(rows)
+    everyone_comes_back(rows)
+    gaps_are_short(rows, story.lighthouse_back)
+    the_model_is_that_of_the_messages_that_counted(run, rows)
+
+
+def states_agree(rows: dict[int, list[dict[str, Any]]]) -> None:
+    """One digest a round, whoever reports it; of a round that a lone process committed just before it died, none."""
+    by_round: dict[int, set[str]] = {}
+    for row in (row for log in rows.values() for row in log):
+        by_round.setdefault(row["round"], set()).add(row["digest"])
+    assert sorted(by_round) == list(range(1, ROUNDS + 1))
+    assert {r: d for r, d in by_round.items() if len(d) > 1} == {}
+
+
+def no_local_steps_are_lost(rows: dict[int, list[dict[str, Any]]]) -> None:
+    """In every round of a phase, every survivor's message counted, however often it had to be sent."""
+    for phase, victims in enumerate(PHASES):
+        for worker in set(range(4)) - set(victims):
+            told = {row["round"]: row for row in rows[worker]}
+            back = worker in PHASES[phase - 1] if phase else False
+            for now in range(LENGTH * phase + (3 if back else 1), LENGTH * (phase + 1) + 1):
+                assert str(worker) in told[now]["losses"], f"worker {worker} did not count in round {now}"
+                assert not told[now]["healed"]
+
+
+def everyone_comes_back(rows: dict[int, list[dict[str, Any]]]) -> None:
+    for phase in range(1, len(PHASES)):
+        for worker in PHASES[phase - 1]:
+            assert any(row["healed"] and LENGTH * phase < row["round"] <= LENGTH * phase + 2 for row in rows[worker])
+    last = rows[0][-1]
+    assert last["quorum"] == [0, 1, 2, 3]
+    assert sorted(last["losses"]) == ["0", "1", "2", "3"]
+
+
+def gaps_are_short(rows: dict[int, list[dict[str, Any]]], lighthouse_back: float) -> None:
+    """Between two commits of a survivor inside a phase; after the Lighthouse's death, from its return on."""
+    gaps = {}
+    for phase, victims in enumerate(PHASES):
+        for worker in set(range(4)) - set(victims):
+            at = {row["round"]: row["committed_at"] for row in rows[worker]}
+            for now in range(LENGTH * phase + 2, LENGTH * (phase + 1) + 1):
+                gaps[phase, worker, now] = at[now] - at[now - 1]
+    first = LENGTH * (len(PHASES) - 1) + 1
+    gaps["lighthouse"] = next(row["committed_at"] for row in rows[0] if row["round"] == first) - lighthouse_back
+    worst = max(gaps, key=lambda key: gaps[key])
+    assert gaps[worst] < GAP, f"{gaps[worst]:.2f} s at {worst}"
+
+
+def the_model_is_that_of_the_messages_that_counted(run: Any, rows: dict[int, list[dict[str, Any]]]) -> None:
+    """The simulator, told who was there and who began afresh, arrives at the same weights."""
+    every = [row for log in rows.values() for row in log]
+    present_RK = present_of(every, ROUNDS)
+    restarts: dict[int, list[int]] = {}
+    for phase, victims in enumerate(PHASES):
+        for worker, (_, number) in victims.items():
+            if number == signal.SIGKILL:
+                restarts.setdefault(LENGTH * (phase + 1), []).append(worker)
+    shared, _ = simulate(make_task(TASK), method_of(*METHOD, LOCAL), present_RK, restarts)
+    for worker in range(4):
+        assert_same_weights(run.weights(NAME, worker), shared, f"worker {worker}")

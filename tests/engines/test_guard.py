@@ -1,0 +1,142 @@
+"""The guard against a twin in plain NumPy, and every kind of bad message."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from laconic.engines.guard import CODE, REASONS, WINDOW, admit, init_guard, judge
+from laconic.engines.wire import EMPTY, Header, Layout, Seal, seal_frame
+from tests.engines.poison import spoil
+
+SEAL = Seal.of("secret", "run")
+TREE = ({"w": np.ones((8, 64), np.float32), "b": np.ones(8, np.float32)}, ())
+LAYOUT = Layout.of(TREE)
+ORIGIN = bytes([9]) * 32
+
+
+def frame(worker: int = 2, now: int = 5, flags: int = 0) -> np.ndarray:
+    header = Header(flags, SEAL.run, LAYOUT.structure, ORIGIN, now, worker, 1.0, 0.5, LAYOUT.size)
+    return seal_frame(SEAL, LAYOUT, header, TREE)
+
+
+def verdict(bad: np.ndarray | None) -> str:
+    return REASONS[admit(SEAL, LAYOUT, bad, 2, 5, ORIGIN).code]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("shape", "structure"),
+        ("structure", "structure"),
+        ("old", "round"),
+        ("garbage", "garbage"),
+        ("token", "token"),
+        ("worker", "worker"),
+        ("version", "version"),
+        ("origin", "origin"),
+        ("nan", "ok"),
+        ("inf", "ok"),
+        ("huge", "ok"),
+    ],
+)
+def test_what_bytes_alone_can_tell(kind, reason):
+    assert verdict(spoil(frame(), kind, SEAL)) == reason
+
+
+def test_a_good_one_is_admitted_and_an_empty_or_missing_one_is_absent():
+    good = admit(SEAL, LAYOUT, frame(), 2, 5, ORIGIN)
+    assert REASONS[good.code] == "ok"
+    np.testing.assert_array_equal(good.tree[0]["w"], TREE[0]["w"])
+    assert verdict(frame(flags=EMPTY)) == "absent"
+    assert verdict(None) == "absent"
+    assert verdict(frame()[:100]) == "garbage"
+
+
+class Twin:
+    """The rule once more: reference = max(lower median of the last 64 accepted, lower median of this round)."""
+
+    def __init__(self, limit: float):
+        self.limit, self.norms, self.excluded = limit, [], np.zeros(4, int)
+
+    def __call__(self, deltas: np.ndarray, weights: np.ndarray, codes: list[str]) -> list[str]:
+        codes = [
+            "not finite" if code == "ok" and not np.all(np.isfinite(delta)) else code
+            for code, delta in zip(codes, deltas, strict=True)
+        ]
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = [np.sqrt(np.sum(delta.astype(np.float32) ** 2)) for delta in deltas]
+        usual = max(self.middle(self.norms[-WINDOW:]), self.middle(self.ok(norms, codes)))
+        far = lambda n: not np.isfinite(n) or (usual > 0 and n > self.limit * usual)
+        codes = ["norm" if code == "ok" and far(n) else code for code, n in zip(codes, norms, strict=True)]
+        usual = self.middle(self.ok(weights, codes))
+        heavy = lambda w: not w >= 0 or w > self.limit * usual
+        codes = ["weight" if code == "ok" and heavy(w) else code for code, w in zip(codes, weights, strict=True)]
+        self.norms += self.ok(norms, codes)
+        self.excluded += [code not in ("ok", "absent") for code in codes]
+        return codes
+
+    @staticmethod
+    def ok(values, codes):
+        return [v for v, code in zip(values, codes, strict=True) if code == "ok"]
+
+    @staticmethod
+    def middle(values):
+        return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+
+
+def test_the_guard_is_its_twin_over_a_long_run_with_poison():
+    rng = np.random.default_rng(0)
+    state, twin = init_guard(4), Twin(10.0)
+    step = jax.jit(lambda s, d, w, c: judge(s, {"x": d}, (), w, c, 10.0))
+    seen = set()
+    for t in range(60):
+        deltas = (0.97**t * rng.normal(size=(4, 30))).astype(np.float32)
+        weights, codes = np.ones(4, np.float32), ["ok"] * 4
+        who = int(rng.integers(4))
+        kind = rng.integers(8)
+        if kind < 4:
+            deltas[who, 3] = [np.nan, np.inf, 1e30, 50.0][kind]
+        elif kind == 4:
+            weights[who] = 1e6
+        elif kind == 5:
+            codes[who] = "absent"
+        elif kind == 6:
+            codes[who] = "round"
+        want = twin(deltas, weights, codes)
+        have, _, state = step(state, deltas, weights, np.array([CODE[c] for c in codes], np.int32))
+        assert [REASONS[c] for c in np.asarray(have)] == want, t
+        seen |= set(want)
+        np.testing.assert_array_equal(state.excluded_K, twin.excluded)
+    assert {"ok", "absent", "round", "not finite", "norm", "weight"} <= seen
+    assert int(state.seen) == len(twin.norms) > WINDOW
+    np.testing.assert_allclose(np.sort(state.norms_W), np.sort(twin.norms[-WINDOW:]), rtol=1e-6)
+
+
+def test_poison_in_the_very_first_round_has_nothing_to_compare_with_but_the_others():
+    for honest in (1, 2, 3):
+        deltas = np.ones((4, 5), np.float32)
+        deltas[3] = 1e25
+        codes = np.array([CODE["ok"] if k < honest or k == 3 else CODE["absent"] for k in range(4)], np.int32)
+        have, _, _ = judge(init_guard(4), deltas, (), jnp.ones(4), jnp.asarray(codes), 10.0)
+        assert REASONS[int(have[3])] == "norm"
+        assert REASONS[int(have[0])] == "ok"
+
+
+def test_a_change_that_most_make_together_is_no_poison():
+    state = init_guard(4)
+    small, large = jnp.full((4, 5), 1e-3), jnp.full((4, 5), 10.0)
+    ok = jnp.zeros(4, jnp.int32)
+    for _ in range(20):
+        _, _, state = judge(state, small, (), jnp.ones(4), ok, 10.0)
+    codes, _, after = judge(state, large, (), jnp.ones(4), ok, 10.0)
+    np.testing.assert_array_equal(codes, 0)
+    codes, _, _ = judge(state, small.at[1].set(10.0), (), jnp.ones(4), ok, 10.0)
+    assert [REASONS[c] for c in np.asarray(codes)] == ["ok", "norm", "ok", "ok"]
+    assert int(after.seen) == 84
+
+
+def test_statistics_that_are_not_finite_exclude_their_sender():
+    extra = {"mean": jnp.ones((4, 3)).at[2, 1].set(jnp.nan), "seen": jnp.ones(4, jnp.int32)}
+    codes, _, _ = judge(init_guard(4), jnp.ones((4, 5)), extra, jnp.ones(4), jnp.zeros(4, jnp.int32), 10.0)
+    assert [REASONS[c] for c in np.asarray(codes)] == ["ok", "ok", "not finite", "ok"]

@@ -1,0 +1,209 @@
+"""The training loop in one process: the simulator's numbers, going on after a stop, a full disk, a kill in a save."""
+
+import dataclasses
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from laconic.compress import parse_compressor
+from laconic.data.feed import Streamed
+from laconic.engines.base import mean
+from laconic.engines.guard import CODE
+from laconic.engines.loop import Run
+from laconic.engines.replica import Programs, fingerprint
+from laconic.engines.simulated import SimulatedEngine
+from laconic.engines.wire import Seal
+from laconic.evaluate.run import Method, Setting, local_method
+from laconic.outer import OUTER
+from laconic.round import communication_round
+from laconic.store import atomic, checkpoint
+from tests import tiny
+from tests.engines.cluster import ROOT
+from tests.tiny import ADAMW, SGD, TASK, B, H, K, draw, first_state
+
+SEAL = Seal.of("secret", "test")
+
+
+def method(outer: str = "slowmo", local=SGD, spec: str = "dense") -> Method:
+    return local_method("test", local, OUTER[outer].make(), parse_compressor(spec))
+
+
+def run(made: Method, rounds: int, task=TASK, **more) -> Run:
+    return Run(task, made, Setting(K, H, B, rounds, (0,)), SimulatedEngine(K), SEAL, **more)
+
+
+@pytest.mark.parametrize(
+    ("local", "spec", "stateful"),
+    [(SGD, "dense", True), (ADAMW, "dense", False), (SGD, "topk:0.3+ef", False)],
+    ids=["model state", "moments", "residuals"],
+)
+def test_the_loop_is_the_simulator(local, spec, stateful):
+    """Message.extra, client states and residuals included."""
+    with tiny.lenient(local is ADAMW):
+        task = tiny.stateful_task() if stateful else TASK
+        made = method(local=local, spec=spec)
+        reports = list(run(made, 5, task).rounds())
+        workers, server = tiny.set_up(made.outer, local, spec, task)
+        state = first_state(workers, server, task=task)
+        step = jax.jit(lambda s, i: communication_round(workers, server, s, i))
+        for report in reports:
+            state, losses_KH = step(state, draw(state))
+            wanted = np.asarray(losses_KH).mean(axis=1)
+            np.testing.assert_allclose([report.losses[k] for k in range(K)], wanted, rtol=1e-5)
+            np.testing.assert_allclose(report.loss, wanted.mean(), rtol=1e-5)
+            for have, want in zip(jax.tree.leaves(report.shared), jax.tree.leaves(state.shared), strict=True):
+                np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+    assert [report.round for report in reports] == [1, 2, 3, 4, 5]
+
+
+def test_one_worker_alone_sends_the_indices_that_it_sends_among_all():
+    """Given the same state, whoever else lives in the process."""
+    made = method(spec="topk:0.3+ef")
+    everyone = Programs(TASK, made, K, H, B, 0, tuple(range(K)), 10.0)
+    replica, clients = everyone.start()
+    together, _, _ = everyone.local(replica, clients, None)
+    for k in range(K):
+        alone = Programs(TASK, made, K, H, B, 0, (k,), 10.0)
+        own = jax.tree.map(lambda c, k=k: c[k : k + 1], clients)
+        message, _, _ = alone.local(replica, own, None)
+        np.testing.assert_array_equal(message.delta.indices[0], together.delta.indices[k])
+        np.testing.assert_allclose(message.delta.values[0], together.delta.values[k], rtol=1e-5)
+
+
+def test_streamed_batches_reach_their_workers():
+    rows = np.random.default_rng(5).integers(0, 64, (60, B))
+    stream = Streamed({}, lambda: ((tiny.X[r], tiny.Y[r]) for r in rows))
+    task = dataclasses.replace(TASK, feed=stream)
+    reports = list(run(method("average"), 4, task).rounds())
+    now = {
+        name: np.asarray(x, np.float64) for name, x in TASK.init(jax.random.fold_in(jax.random.key(0), 0))[0].items()
+    }
+    for t, report in enumerate(reports):
+        ends = []
+        for k in range(K):
+            w = dict(now)
+            for h in range(H):
+                g = tiny.gradient(w, rows[t * K * H + k * H + h])
+                w = {n: w[n] - tiny.GAMMA * g[n] for n in w}
+            ends.append(w)
+        now = {n: np.mean([w[n] for w in ends], axis=0) for n in now}
+        for name, x in report.shared.params.items():
+            np.testing.assert_allclose(x, now[name], rtol=2e-5, atol=1e-6)
+
+
+def test_it_goes_on_from_its_checkpoint(tmp_path):
+    made = method(local=SGD, spec="topk:0.3+ef")
+    straight = list(run(made, 8).rounds())
+    first = list(run(made, 4, folder=tmp_path, checkpoint_every=3).rounds())
+    rest = list(run(made, 8, folder=tmp_path, checkpoint_every=3).rounds())
+    assert [r.digest for r in first + rest] == [r.digest for r in straight]
+    assert any("resumed after round 4" in note for note in rest[0].notes)
+    assert list(run(made, 8, folder=tmp_path).rounds()) == []
+    assert checkpoint.peek(tmp_path / "worker-0.safetensors")["round"] == 8
+
+
+def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path, monkeypatch):
+    made, saved = method(), []
+    real = os.fsync
+
+    def full(handle):
+        if len(saved) >= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle)
+
+    monkeypatch.setattr(atomic.os, "fsync", full)
+    reports = []
+    for report in run(made, 5, folder=tmp_path, checkpoint_every=1).rounds():
+        reports.append(report)
+        saved.append(report.round)
+    assert len(reports) == 5
+    assert [r.round for r in reports if any("No space" in note for note in r.notes)] == [3, 4, 5]
+    monkeypatch.undo()
+    assert checkpoint.peek(tmp_path / "worker-0.safetensors")["round"] == 2
+    again = list(run(made, 5, folder=tmp_path).rounds())
+    assert [r.digest for r in again] == [r.digest for r in reports[2:]]
+
+
+KILLED = """
+import os, signal
+from laconic.store import atomic
+from tests.engines.test_loop import method, run
+count, real = [0], os.{name}
+def fatal(*args):
+    count[0] += 1
+    if count[0] == {call}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+atomic.os.{name} = fatal
+for report in run(method(), 5, folder={folder!r}, checkpoint_every=1).rounds():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before(tmp_path):
+    """While the third is written but not yet named, and while it is being named."""
+    straight = [report.digest for report in run(method(), 5).rounds()]
+    for name, call in (("fsync", 5), ("replace", 3)):  # each save syncs its file and its folder
+        folder = tmp_path / name
+        code = KILLED.format(name=name, call=call, folder=str(folder))
+        ended = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False
+        )
+        assert ended.returncode == -signal.SIGKILL
+        assert checkpoint.peek(folder / "worker-0.safetensors")["round"] == 2
+        assert [report.digest for report in run(method(), 5, folder=folder).rounds()] == straight[2:]
+
+
+def test_a_round_in_which_nobody_counts_moves_only_the_counter():
+    programs = Programs(TASK, method(), K, H, B, 0, tuple(range(K)), 10.0)
+    replica, _ = programs.start()
+    absent = np.full(K, CODE["absent"], np.int32)
+    poison = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), programs.absent)
+    for codes, trees in ((absent, [programs.absent] * K), (np.zeros(K, np.int32), [poison] * K)):
+        after = programs.outer(replica, trees, np.ones(K, np.float32), codes).replica
+        assert int(after.round) == 1
+        same = zip(
+            jax.tree.leaves((after.shared, after.outer)), jax.tree.leaves((replica.shared, replica.outer)), strict=True
+        )
+        for have, want in same:
+            np.testing.assert_array_equal(have, want)
+
+
+def test_any_change_of_a_state_changes_its_name():
+    programs = Programs(TASK, method(), K, H, B, 0, tuple(range(K)), 10.0)
+    replica, _ = programs.start()
+    leaves, structure = jax.tree.flatten(replica)
+    names = {programs.digest(replica)}
+    for i, leaf in enumerate(leaves):
+        flat = np.asarray(leaf).reshape(-1)
+        for place in {0, flat.size // 2, flat.size - 1}:
+            changed = flat.copy()
+            changed.view(np.uint8 if flat.dtype == bool else f"u{flat.itemsize}")[place] ^= 1
+            others = [*leaves[:i], jnp.asarray(changed.reshape(leaf.shape)), *leaves[i + 1 :]]
+            names.add(programs.digest(jax.tree.unflatten(structure, others)))
+    assert len(names) == 1 + sum(len({0, x.size // 2, x.size - 1}) for x in leaves)
+    swapped = replica.shared.params["w1"].reshape(-1)
+    pairs = itertools.combinations(range(8), 2)
+    lanes = {
+        np.asarray(fingerprint(swapped.at[jnp.array(p)].set(swapped[jnp.array(p[::-1])]))).tobytes() for p in pairs
+    }
+    assert len(lanes) == 28
+
+
+def test_the_mean_over_workers():
+    engine = SimulatedEngine(3)
+    np.testing.assert_array_equal(mean(engine, np.array([1.0, -2.5])), [1.0, -2.5])
+
+
+def test_an_engine_of_another_size_is_refused(raises_clearly):
+    with raises_clearly("4 workers", "K = 5"):
+        Run(TASK, method(), Setting(5, H, B, 2, (0,)), SimulatedEngine(4), SEAL)

@@ -1,0 +1,106 @@
+"""Who is let in, whom they follow, and when a connection is kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from laconic.engines.membership import Card, accept, plan
+from laconic.engines.wire import Seal
+
+SEAL = Seal.of("secret", "run")
+GOOD, OTHER = "ab" * 32, "cd" * 32
+
+
+def card(worker: int, round: int = 5, digest: str = GOOD, **more) -> Card:
+    base = Card(worker, 100 + worker, 1, round, digest, "", "same", f"127.0.0.1:{4000 + worker}", "127.0.0.1:5000")
+    return replace(base, **more)
+
+
+def let_in(*texts: str) -> tuple[dict[int, Card], list[str]]:
+    reasons: list[str] = []
+    return accept(SEAL, texts, 4, "same", reasons.append), reasons
+
+
+def test_a_card_survives_its_journey():
+    shown = card(2, awaits=(0, 1, 3))
+    assert Card.read(SEAL, shown.show(SEAL)) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        '["a", "b"]',
+        '["{}", "00"]',
+        card(1).show(Seal.of("guess", "run")),
+        card(1).show(Seal.of("secret", "another")),
+        card(1).show(SEAL).replace("127.0.0.1", "10.0.0.9"),
+        json.dumps(["{}", SEAL.sign(b"{}").hex()]),
+        json.dumps([json.dumps({"worker": 1}), SEAL.sign(b'{"worker": 1}').hex()]),
+        "9" * 5000,
+    ],
+)
+def test_strangers_are_counted_and_kept_out(text):
+    members, reasons = let_in(card(0).show(SEAL), text)
+    assert list(members) == [0]
+    assert reasons == ["a stranger without the token"]
+
+
+def test_members_of_another_size_or_task_are_kept_out():
+    members, reasons = let_in(card(4).show(SEAL), card(1, structure="other").show(SEAL), card(2).show(SEAL))
+    assert list(members) == [2]
+    assert reasons == ["worker id 4 of a run with 4", "worker 1 runs another task or method"]
+
+
+def test_a_restarted_worker_replaces_its_predecessor():
+    old, new = card(1, born=1, turn=50), card(1, born=2, turn=1)
+    for order in ((old, new), (new, old)):
+        members, _ = let_in(*(c.show(SEAL) for c in order))
+        assert members[1] == new
+
+
+@pytest.mark.parametrize(
+    ("states", "follow", "sources"),
+    [
+        ({0: (5, GOOD), 1: (5, GOOD), 2: (5, OTHER)}, (5, GOOD), (0, 1)),
+        ({0: (5, OTHER), 1: (5, GOOD), 2: (5, GOOD)}, (5, GOOD), (1, 2)),
+        ({0: (5, OTHER), 3: (5, GOOD)}, (5, OTHER), (0,)),
+        ({0: (5, GOOD), 1: (5, GOOD), 2: (6, OTHER)}, (6, OTHER), (2,)),
+        ({3: (0, GOOD)}, (0, GOOD), (3,)),
+    ],
+    ids=["majority", "not the first", "tie: lowest id", "furthest round", "alone"],
+)
+def test_whom_they_follow(states, follow, sources):
+    made = plan({w: card(w, *state) for w, state in states.items()})
+    assert (made.quorum.round, made.quorum.digest.hex()) == follow
+    assert made.quorum.sources == sources
+    assert made.quorum.workers == tuple(sorted(states))
+
+
+def test_a_connection_is_kept_while_all_have_it_and_nobody_came_or_went():
+    first = plan({w: card(w) for w in (0, 1, 2)})
+    assert first.fresh
+    having = {w: card(w, group=first.group, turn=2) for w in (0, 1, 2)}
+    kept = plan(having)
+    assert (kept.fresh, kept.group) == (False, first.group)
+    one_lost = plan(having | {1: card(1, group="", turn=2)})
+    came = plan(having | {3: card(3)})
+    went = plan({w: having[w] for w in (0, 2)})
+    restarted = plan(having | {1: card(1, born=999, group=first.group, turn=2)})
+    again = plan({w: card(w, group="", turn=3) for w in (0, 1, 2)})
+    for other in (one_lost, came, went, restarted, again):
+        assert other.fresh
+        assert other.group != first.group
+    assert len({p.group for p in (one_lost, came, went, restarted, again)}) == 5
+
+
+def test_only_those_who_hold_the_state_say_whom_to_wait_for():
+    waiting = {0: card(0, awaits=(0, 1, 2)), 1: card(1)}
+    assert not plan(waiting).ready
+    assert plan(waiting | {2: card(2)}).ready
+    newcomer = {0: card(0), 1: card(1, round=0, awaits=(0, 1, 2, 3))}
+    assert plan(newcomer).ready
