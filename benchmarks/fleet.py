@@ -97,27 +97,27 @@ def work(spec):
     Path(f"{spec.folder}/done-{spec.worker}").touch()
 
 
-def nurse():
-    import laconic.engines.loop
-    import laconic.engines.torchft  # noqa: F401  (imported before the first fork, so that no worker has to)
-
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def nurse(read, errors, work):
+    """Fork a worker for each line of stdin: `read` it, send what it prints to the file `errors` names, and `work`."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are buried at once
     print("ready", flush=True)
     for line in sys.stdin:
+        spec = read(line)
         child = os.fork()
         if child:
             print(child, flush=True)
             continue
-        status, spec = 1, Spec(**json.loads(line))
+        status = 1
         try:
-            errors = os.open(f"{spec.folder}/stderr-{spec.worker}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(errors, 1)
-            os.dup2(errors, 2)
+            log = os.open(errors(spec), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
             work(spec)
             status = 0
         except BaseException:
             traceback.print_exc()
-        sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
         os._exit(status)
 
 
@@ -194,4 +194,7 @@ class Fleet:
 
 
 if __name__ == "__main__":
-    nurse()
+    import laconic.engines.loop
+    import laconic.engines.torchft  # noqa: F401  (imported before the first fork, so that no worker has to)
+
+    nurse(lambda line: Spec(**json.loads(line)), lambda spec: f"{spec.folder}/stderr-{spec.worker}", work)

@@ -43,7 +43,6 @@ def kth_largest(size_N: jax.Array, k: int) -> jax.Array:
         tried = found | jnp.uint32(1) << (BITS - 1 - i).astype(jnp.uint32)
         return jnp.where(jnp.sum(size_N >= tried, dtype=jnp.int32) >= k, tried, found)
 
-    zero = jnp.sum(
-        size_N[:0], dtype=jnp.uint32
-    )  # of nothing: inside `shard_map` it differs by device, as what is found
+    # The sum of nothing: inside `shard_map` it differs by device, as what is found does.
+    zero = jnp.sum(size_N[:0], dtype=jnp.uint32)
     return jax.lax.fori_loop(0, BITS, with_bit, zero)

@@ -55,7 +55,7 @@ class Admitted(NamedTuple):
 
 
 def admit(
-    seal: Seal, layout: Layout, frame: Frame | None, worker: int, round: int, origin: Digest, own: Frame = None
+    seal: Seal, layout: Layout, frame: Frame | None, worker: int, round: int, origin: Digest, own: Frame | None = None
 ) -> Admitted:
     """Check one worker's frame as bytes. None: it was not there. `own`: what this process signed for that worker."""
     if frame is None:

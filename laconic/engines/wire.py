@@ -144,7 +144,7 @@ def seal_frame(seal: Seal, layout: Layout, header: Header, tree: Any = None) -> 
     return sign_frame(seal, fill_frame(layout, header, tree), header.body)
 
 
-def open_frame(seal: Seal, frame: np.ndarray, own: Frame = None) -> tuple[Header | None, str]:
+def open_frame(seal: Seal, frame: np.ndarray, own: Frame | None = None) -> tuple[Header | None, str]:
     """The header of a frame that one of us signed, or the reason why it is not one.
 
     `own` is a frame that this process signed: what equals it needs no second look, which would cost ten times as much.
@@ -163,7 +163,7 @@ def open_frame(seal: Seal, frame: np.ndarray, own: Frame = None) -> tuple[Header
     return (header, "") if header.run == seal.run else (None, "run")
 
 
-def _same(frame: np.ndarray, own: Frame) -> bool:
+def _same(frame: np.ndarray, own: Frame | None) -> bool:
     other = None if own is None else np.frombuffer(own, np.uint8)
     if other is None or other.size != frame.size or frame.size % WORD:
         return False

@@ -1,6 +1,5 @@
 """The report of everything as one HTML page that needs nothing else: no scripts, no links to anywhere outside it."""
 
-import base64
 import re
 from collections.abc import Sequence
 from html import escape
@@ -60,7 +59,9 @@ def page(book: Book) -> tuple[str, Book]:
     many = len(book.runs)
     found = f"{count(many)} run{'s' * (many > 1)} on record under {book.root.name or book.root}."
     lost = [f"Skipped: {line}" for line in book.skipped]
-    return _whole(html.verdict(found, lost) + "\n".join(body)), book
+    whole = html.verdict(found, lost) + "\n".join(body)
+    named = "laconic: all results", "laconic report", "All results"
+    return html.document(*named, whole, css=CSS, meta=f"{MADE_BY}\n", pictures=True), book
 
 
 def article(run: Run) -> str:
@@ -178,11 +179,11 @@ def picture(png: bytes, description: str, narrow: bytes | None = None) -> str:
     described, kind, source = escape(description), "scroll picture", ""
     if narrow is not None:
         _pixels(narrow)
-        kind, source = f"{kind} twice", f'<source media="(max-width: 46rem)" srcset="{_data(narrow)}">'
+        kind, source = f"{kind} twice", f'<source media="(max-width: 46rem)" srcset="{html.picture(narrow)}">'
     return (
         f'<div class="card"><div class="{kind}" role="region" aria-label="{described}" tabindex="0"><picture>{source}'
         f'<img alt="{described}" style="--least: {least:.0f}px; max-width: {inches * SHOWN_AT:.0f}px" '
-        f'src="{_data(png)}"></picture></div></div>'
+        f'src="{html.picture(png)}"></picture></div></div>'
     )
 
 
@@ -191,29 +192,3 @@ def _pixels(png: bytes) -> int:
     if png[:8] != b"\x89PNG\r\n\x1a\n":
         raise ValueError("the picture is no PNG file")
     return int.from_bytes(png[16:20], "big")
-
-
-def _data(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
-def _whole(body: str) -> str:
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-{MADE_BY}
-<title>laconic: all results</title>
-<style>{html.CSS}{CSS}</style>
-</head>
-<body>
-<main>
-<header><p class="eyebrow">laconic report</p>
-<h1>All results</h1></header>
-{body}
-</main>
-</body>
-</html>
-"""

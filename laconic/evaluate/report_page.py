@@ -3,6 +3,7 @@
 One file, no scripts, nothing fetched: the content policy below forbids both, so a hostile label stays text.
 """
 
+import base64
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -226,21 +227,46 @@ def command(text: str) -> str:
 def page(title: str, subtitle: str, opening: str, sections: Iterable[tuple[str, str]]) -> str:
     """The whole page; `opening` and the bodies of the sections, each with its heading, are HTML already."""
     body = "\n".join(f"<section><h2>{escape(heading)}</h2>\n{content}</section>" for heading, content in sections)
+    by = "laconic compare"
+    return document(f"{title} – {by}", by, title, f"{opening}\n{body}", subtitle=subtitle)
+
+
+def picture(png: bytes) -> str:
+    """A PNG as the address of an image inside the page."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def document(
+    title: str,
+    by: str,
+    heading: str,
+    body: str,
+    *,
+    subtitle: str = "",
+    css: str = "",
+    meta: str = "",
+    pictures: bool = False,
+) -> str:
+    """A page that needs nothing else and may fetch nothing; `pictures` lets it hold some as data.
+
+    `by` is the command that made it; `body` and `meta`, more for the head, are HTML already; `css` comes after what all
+    pages share.
+    """
+    policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; img-src data:" if pictures else "")
+    below = f'\n<p class="muted">{escape(subtitle)}</p>' if subtitle else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(title)} – laconic compare</title>
-<style>{CSS}</style>
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+{meta}<title>{escape(title)}</title>
+<style>{CSS}{css}</style>
 </head>
 <body>
 <main>
-<header><p class="eyebrow">laconic compare</p>
-<h1>{escape(title)}</h1>
-<p class="muted">{escape(subtitle)}</p></header>
-{opening}
+<header><p class="eyebrow">{escape(by)}</p>
+<h1>{escape(heading)}</h1>{below}</header>
 {body}
 </main>
 </body>

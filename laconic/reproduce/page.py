@@ -1,6 +1,5 @@
 """An experiment for people, made only from records: figure.png and .svg, figure-narrow.png, table.md and table.html."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -177,29 +176,11 @@ def page(experiment: Experiment, record: Record, panels: Mapping[str, Sequence[R
     for table in tables(experiment, record["rows"]):
         body.append(f"<section><h2>{escape(table.title)}</h2>")
         body.append(html.table(html.Table(table.title, "", table.headers, table.rows)) + "</section>")
-    image = base64.b64encode(png).decode()
     body.append(
         f'<section><h2>Figure</h2><figure><img style="max-width:100%" alt="{escape(experiment.title)}" '
-        f'src="data:image/png;base64,{image}"></figure></section>'
+        f'src="{html.picture(png)}"></figure></section>'
     )
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    title, sections = escape(experiment.title), "\n".join(body)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title} – laconic reproduce</title>
-<style>{html.CSS}</style>
-</head>
-<body>
-<main>
-<header><p class="eyebrow">laconic reproduce {escape(experiment.name)} --scale {escape(record["scale"])}</p>
-<h1>{title}</h1></header>
-{html.verdict(_sentence(experiment), [*_scale_line(record), *notes(experiment, record, panels)])}
-{sections}
-</main>
-</body>
-</html>
-"""
+    opening = html.verdict(_sentence(experiment), [*_scale_line(record), *notes(experiment, record, panels)])
+    by = f"laconic reproduce {experiment.name} --scale {record['scale']}"
+    named = f"{experiment.title} – laconic reproduce", by, experiment.title
+    return html.document(*named, "\n".join([opening, *body]), pictures=True)

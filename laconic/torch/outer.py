@@ -185,15 +185,18 @@ class LearnedOuter(torch.optim.Optimizer):
         p.sub_(change, alpha=lr)
 
     def _zeros(self, p: torch.Tensor, axes: Axes) -> dict[str, torch.Tensor]:
-        shapes = shapes_of(p.shape, axes) if self._phi.architecture.accumulates else {}
+        shapes = self._shapes(p, axes)
         return {key: torch.zeros(shape, dtype=torch.float32, device=p.device) for key, shape in shapes.items()}
+
+    def _shapes(self, p: torch.Tensor, axes: Axes) -> dict[str, tuple[int, ...]]:
+        return shapes_of(p.shape, axes) if self._phi.architecture.accumulates else {}
 
     def _check_state(self, given: dict[str, Any]) -> None:
         """Refuse accumulators of other shapes before anything is taken over; torch itself refuses other groups."""
         layouts = [(i, group.get("layout", "torch")) for group in given["param_groups"] for i in group["params"]]
         for (i, layout), p in zip(layouts, self._params(), strict=False):
             found = {k: tuple(x.shape) for k, x in given["state"].get(i, {}).items() if isinstance(x, torch.Tensor)}
-            shapes = shapes_of(p.shape, axes_of(p.shape, layout)) if self._phi.architecture.accumulates else {}
+            shapes = self._shapes(p, axes_of(p.shape, layout))
             if i in given["state"] and found != shapes:
                 raise LaconicError(
                     f"the state of parameter {i} has {found}, and a parameter of shape {tuple(p.shape)} under "

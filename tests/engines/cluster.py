@@ -50,6 +50,11 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"waited {PATIENCE:.0f} s for {what}")
 
 
+def saved_weights(path: Path) -> list[np.ndarray]:
+    with np.load(path) as file:
+        return [file[f"arr_{i}"] for i in range(len(file.files))]
+
+
 class Nursery:
     """The process that workers are forked from."""
 
@@ -149,8 +154,7 @@ class Cluster:
         wait_until(done, f"workers {workers} to finish")
 
     def weights(self, name: str, worker: int) -> list[np.ndarray]:
-        with np.load(self.folder / f"{name}-{worker}-{self.births[worker]}.npz") as file:
-            return [file[f"arr_{i}"] for i in range(len(file.files))]
+        return saved_weights(self.folder / f"{name}-{worker}-{self.births[worker]}.npz")
 
     def errors(self) -> str:
         return "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in sorted(self.folder.glob("stderr-*")))

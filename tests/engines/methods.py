@@ -13,6 +13,13 @@ from laconic.evaluate.run import Method, local_method
 from laconic.outer import OUTER
 
 TASK, K, H, B, GAMMA = "digits-mlp", 4, 2, 16, 0.3
+METHODS = [
+    ("local-sgd", "average", {}, "dense"),
+    ("slowmo", "slowmo", {"gamma": 0.3, "beta": 0.8}, "dense"),
+    ("lopt-a", "lopt-a", {"seed": 1}, "dense"),
+    ("lagg-a", "lagg-a", {"seed": 2, "workers": 4}, "dense"),
+    ("top-k", "average", {}, "topk:0.05+ef"),
+]
 
 
 def method_of(name: str, outer: str, options: dict[str, Any], compress: str, local: Any = ("sgd", GAMMA)) -> Method:

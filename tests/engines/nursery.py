@@ -4,20 +4,17 @@ A request is a line of JSON on stdin, a dictionary of `Spec`'s fields; the answe
 writes one JSON line a round to its log, and at the end its weights.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
-import signal
-import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks.fleet import nurse
 from laconic.engines.loop import Run
 from laconic.engines.torchft import Timeouts, TorchFTEngine
 from laconic.engines.wire import Seal
@@ -84,31 +81,11 @@ def work(spec: Spec) -> None:
     (folder / f"done-{spec.worker}-{spec.born}").touch()
 
 
-def nurse() -> None:
+def main() -> None:
     """Fork a worker for each line of stdin; leave when it closes."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are buried at once
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for line in sys.stdin:
-        spec = Spec(**json.loads(line))
-        child = os.fork()
-        if child:
-            sys.stdout.write(f"{child}\n")
-            sys.stdout.flush()
-            continue
-        status = 1
-        try:
-            errors = os.open(f"{spec.folder}/stderr-{spec.worker}-{spec.born}", os.O_WRONLY | os.O_CREAT)
-            os.dup2(errors, 1)
-            os.dup2(errors, 2)
-            work(spec)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-            with contextlib.suppress(OSError):
-                sys.stderr.flush()
-        os._exit(status)
+    errors = lambda spec: f"{spec.folder}/stderr-{spec.worker}-{spec.born}"
+    nurse(lambda line: Spec(**json.loads(line)), errors, work)
 
 
 if __name__ == "__main__":
-    nurse()
+    main()

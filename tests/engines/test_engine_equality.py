@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 
 from laconic.tasks.catalog import make_task
-from tests.engines.methods import TASK, method_of
+from tests.engines.methods import METHODS, TASK, method_of
 from tests.engines.oracle import assert_same_weights, simulate
 
 ROUNDS = 10
-METHODS = [
-    ("local-sgd", "average", {}, "dense"),
-    ("slowmo", "slowmo", {"gamma": 0.3, "beta": 0.8}, "dense"),
-    ("lopt-a", "lopt-a", {"seed": 1}, "dense"),
-    ("lagg-a", "lagg-a", {"seed": 2, "workers": 4}, "dense"),
-    ("top-k", "average", {}, "topk:0.05+ef"),
-]
 
 
 @pytest.mark.slow

@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 
 from laconic.tasks.catalog import make_task
-from tests.engines.cluster import PATIENCE, ROOT, environment, free_port
-from tests.engines.methods import TASK, method_of
+from tests.engines.cluster import PATIENCE, ROOT, environment, free_port, saved_weights
+from tests.engines.methods import METHODS, TASK, method_of
 from tests.engines.oracle import assert_same_weights, simulate
 
 ROUNDS, ASTRAY = 10, 7
-METHODS = [
-    ("local-sgd", "average", {}, "dense"),
-    ("slowmo", "slowmo", {"gamma": 0.3, "beta": 0.8}, "dense"),
-    ("lopt-a", "lopt-a", {"seed": 1}, "dense"),
-    ("lagg-a", "lagg-a", {"seed": 2, "workers": 4}, "dense"),
-    ("top-k", "average", {}, "topk:0.05+ef"),
-]
 
 
 def run(folder, methods, diverge):
@@ -43,11 +36,6 @@ def run(folder, methods, diverge):
     return {(name, w): rows(name, w) for name, *_ in methods for w in range(4)}
 
 
-def weights(folder, name, worker):
-    with np.load(folder / f"{name}-{worker}-0.npz") as file:
-        return [file[f"arr_{i}"] for i in range(len(file.files))]
-
-
 @pytest.mark.slow
 def test_a_mesh_of_four_processes_is_the_simulator(tmp_path):
     rows = run(tmp_path, METHODS, [])
@@ -57,7 +45,9 @@ def test_a_mesh_of_four_processes_is_the_simulator(tmp_path):
         for worker in range(4):
             losses = [[row["losses"][str(k)] for k in range(4)] for row in rows[name, worker]]
             np.testing.assert_allclose(losses, losses_RK, rtol=1e-5, err_msg=f"{name} at worker {worker}")
-            assert_same_weights(weights(tmp_path, name, worker), shared, f"{name} at worker {worker}")
+            assert_same_weights(
+                saved_weights(tmp_path / f"{name}-{worker}-0.npz"), shared, f"{name} at worker {worker}"
+            )
             assert [r["digest"] for r in rows[name, worker]] == [r["digest"] for r in rows[name, 0]]
 
 
@@ -68,6 +58,6 @@ def test_a_process_of_the_mesh_that_goes_astray_comes_back(tmp_path):
     present_RK[ASTRAY + 1, 2] = 0
     shared, _ = simulate(make_task(TASK), method_of(*METHODS[0]), present_RK)
     for worker in range(4):
-        assert_same_weights(weights(tmp_path, "local-sgd", worker), shared, f"worker {worker}")
+        assert_same_weights(saved_weights(tmp_path / f"local-sgd-{worker}-0.npz"), shared, f"worker {worker}")
     healed = {worker: [r["round"] for r in rows["local-sgd", worker] if r["healed"]] for worker in range(4)}
     assert healed == {0: [], 1: [], 2: [ASTRAY + 2], 3: []}
