@@ -14,7 +14,8 @@ from laconic.cli.hosts import Hosts
 from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError, unknown
 from laconic.evaluate.compare import Interrupted
-from laconic.recipes.meta_config import META_RECIPES, MetaConfig, parse_inner
+from laconic.recipes.meta_config import MetaConfig, parse_inner
+from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.recipes.meta_train import meta_train, resume_meta_train
 
 EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"

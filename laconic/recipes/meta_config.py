@@ -1,6 +1,6 @@
-"""Meta-training as data: a frozen config, and ready ones by name."""
+"""Meta-training as data: a frozen config."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -143,61 +143,3 @@ def parse_inner(spec: str, config: MetaConfig) -> Inner:
             raise LaconicError(f"task {spec!r}: {key} must be a number, got {text!r}.") from None
     local = LocalOptimizer(values.pop("local"), values.pop("gamma"), clip=values.pop("local_clip"))
     return Inner(task=task, local=local, **values)
-
-
-_FMNIST = MetaConfig()
-_AGAIN = MetaConfig(steps=2000, ramp=2000, peak=1e-3)
-_PAPER = MetaConfig(
-    gamma=0.5,
-    steps=5000,
-    truncation=50,
-    ramp=0,
-    last=1e-3,
-    clip=0.0,
-    average=0.0,
-    output_scale=1.0,
-    reset_diverged=False,
-)
-_SMALL = MetaConfig(
-    tasks=("digits-mlp",), batch=16, steps=1500, pairs=4, truncation=10, shortest=20, longest=100, ramp=1000
-)
-_GENERAL = (
-    "fmnist-mlp2@workers=8,local_steps=4,batch=64",
-    "fmnist-cnn@workers=4,local_steps=4,batch=32",
-    "cifar10-mlp2@workers=16,local_steps=2,batch=32",
-    "cifar10-cnn@workers=4,local_steps=2,batch=32",
-    "imagenet32-mlp2@workers=4,local_steps=8,batch=64",
-    "lm-bytes@workers=4,local_steps=4,batch=8",
-)
-
-META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
-    "lopt-a-fmnist": ("LOpt-A for Fashion-MNIST's 2-layer MLP, K = 8, H = 4: minutes on one large GPU", _FMNIST),
-    "lagg-a-fmnist": ("LAgg-A for the same", replace(_FMNIST, architecture="lagg-a")),
-    "lopt-a-fmnist-again": ("a second, gentler cycle from a φ given by --init", _AGAIN),
-    "lagg-a-fmnist-again": ("the same for LAgg-A", replace(_AGAIN, architecture="lagg-a")),
-    "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_FMNIST, architecture="lopt")),
-    "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_FMNIST, architecture="lagg")),
-    "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),
-    "lagg-a-paper": ("LAgg-A by the paper's own settings", replace(_PAPER, architecture="lagg-a")),
-    "lopt-a-valid": (
-        "LOpt-A for the validation loss, every run 1000 rounds long",
-        replace(_FMNIST, objective="valid", shortest=1000, ramp=0),
-    ),
-    "lopt-a-general": (
-        "LOpt-A on six tasks at once, MLPs, CNNs and a language model, beginning from lopt-a-fmnist",
-        replace(
-            _FMNIST,
-            tasks=_GENERAL,
-            gamma=0.1,
-            widest=784,
-            steps=1000,
-            ramp=800,
-            peak=1e-3,
-            pairs=4,
-            judge_every=100,
-            init="lopt-a-fmnist",
-        ),
-    ),
-    "lopt-a-digits": ("LOpt-A for the bundled digits: no download, a few minutes on a laptop", _SMALL),
-    "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
-}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment, Learned, Panel, Use
-from laconic.reproduce.settings import FULL, both, comparison, learned, trained
+from laconic.reproduce.settings import FULL, both, comparison, learned, top_k, trained
 
 # --- the number of workers --------------------------------------------------------------------------------------------
 
@@ -154,19 +154,13 @@ FIG_H_TRANSFER = Experiment(
 
 
 def _top_k(share: str) -> Panel:
-    compress = "dense" if share == "1" else f"topk:{share}+ef"
     gamma, alpha, beta = paper.TOPK_SLOWMO[share]
     hand = (
         f"local-sgd:gamma={paper.TOPK_LOCAL_SGD[share]},label=Local SGD",
         f"slowmo:gamma={gamma},alpha={alpha},beta={beta},label=SlowMo",
     )
-    uses = []
-    for label, architecture in (("LOpt-A", "lopt-a"), ("LAgg-A", "lagg-a")):
-        plain = learned(architecture)
-        packed = Learned(f"{plain.name}-top{share}", trained(architecture, compress=compress))
-        uses.append(Use(label, plain if share == "1" else packed))
-    config = replace(FULL, task="fmnist-mlp2", optimizers=hand, compress=compress)
-    return Panel(f"top{share}", f"Top-{share}", config, tuple(uses), metrics=("final_train", "sent_megabytes"))
+    config = replace(FULL, task="fmnist-mlp2", optimizers=hand, compress=top_k(share))
+    return Panel(f"top{share}", f"Top-{share}", config, both(share=share), metrics=("final_train", "sent_megabytes"))
 
 
 FIG_COMPRESS = Experiment(

@@ -69,6 +69,7 @@ def smoke_meta(config: MetaConfig) -> MetaConfig:
         judge_every=STEPS,
         judge_seeds=1,
         checkpoint_every=STEPS,
+        init=None,  # what it would begin from has other sizes
     )
 
 

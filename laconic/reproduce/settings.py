@@ -5,10 +5,12 @@ from typing import Any
 
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_config import MetaConfig
+from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.reproduce.experiment import Learned, Use
 from laconic.reproduce.paper import Tuned
+from laconic.zoo import published
 
-ZOO = {"lopt-a": "lopt-a-fmnist", "lagg-a": "lagg-a-fmnist"}  # meta-trained on fmnist-mlp2, K = 8, H = 4
+SHORT = {"fmnist-mlp2": "fmnist"}  # a task's name in an optimizer's, where it is not its own
 FULL = CompareConfig(batch=128, rounds=1000, seeds=10, first_seed=100, on_nan="continue")  # seeds nothing was tuned on
 STEPS = 5000
 
@@ -38,17 +40,27 @@ def trained(architecture: str, *tasks: str, K: int = 8, H: int = 4, steps: int =
     return replace(config, **options)
 
 
-def learned(architecture: str, *tasks: str, K: int = 8, H: int = 4, steps: int = STEPS) -> Learned:
-    """A learned optimizer for train loss, named after what tells it apart; the zoo's where it has one."""
-    config = trained(architecture, *tasks, K=K, H=H, steps=steps)
-    parts = [architecture, *config.tasks, *([f"k{K}"] if K != 8 else []), *([f"h{H}"] if H != 4 else [])]
-    ours = (config.tasks, K, H) == (("fmnist-mlp2",), 8, 4)
-    return Learned("-".join(parts), config, ZOO.get(architecture) if ours else None)
+def learned(architecture: str, *tasks: str, K: int = 8, H: int = 4, share: str = "1") -> Learned:
+    """A learned optimizer for train loss, by the recipe, and from the zoo, that have its name; else by defaults.
+
+    `share` is what messages keep: the largest of all entries by top-k with error feedback, "1" all of them.
+    """
+    tasks = tasks or ("fmnist-mlp2",)
+    parts = [architecture, *(SHORT.get(task, task) for task in tasks), *([f"k{K}"] if K != 8 else [])]
+    name = "-".join([*parts, *([f"h{H}"] if H != 4 else []), *([f"top{share}"] if share != "1" else [])])
+    if name in META_RECIPES:
+        return Learned(name, META_RECIPES[name][1], zoo=name if name in published() else None)
+    return Learned(name, trained(architecture, *tasks, K=K, H=H, compress=top_k(share)))
 
 
-def both(*tasks: str, K: int = 8, H: int = 4, steps: int = STEPS) -> tuple[Use, Use]:
+def both(*tasks: str, K: int = 8, H: int = 4, share: str = "1") -> tuple[Use, Use]:
     """LOpt-A and LAgg-A meta-trained on the same."""
     return (
-        Use("LOpt-A", learned("lopt-a", *tasks, K=K, H=H, steps=steps)),
-        Use("LAgg-A", learned("lagg-a", *tasks, K=K, H=H, steps=steps)),
+        Use("LOpt-A", learned("lopt-a", *tasks, K=K, H=H, share=share)),
+        Use("LAgg-A", learned("lagg-a", *tasks, K=K, H=H, share=share)),
     )
+
+
+def top_k(share: str) -> str:
+    """How messages are compressed that keep that share of their entries."""
+    return "dense" if share == "1" else f"topk:{share}+ef"

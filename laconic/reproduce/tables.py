@@ -66,8 +66,6 @@ FIG_IN_DISTRIBUTION = Experiment(
 
 # --- Table 2 ----------------------------------------------------------------------------------------------------------
 
-_H_STEPS = 10_000  # outer steps, twice as many as elsewhere, as in the paper
-
 
 def _local_steps(tuned: paper.Tuned) -> Panel:
     H = tuned.local_steps
@@ -75,7 +73,7 @@ def _local_steps(tuned: paper.Tuned) -> Panel:
         f"h{H}",
         f"H = {H}",
         comparison(tuned, paper.SMALL_BATCH_SPEC, target_loss=paper.ROUNDS_TARGET),
-        both(H=H, steps=_H_STEPS),
+        both(H=H),
         paper.rounds_at(H),
         paper.ROUNDS_TARGET,
         ("rounds", "speedup", "final_train"),

@@ -13,7 +13,7 @@ import pytest
 from laconic import zoo
 from laconic.cli import meta_train as command
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
-from laconic.recipes.meta_config import META_RECIPES
+from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.store import checkpoint
 from laconic.store.runlog import read
 from tests.cli.commands import assert_one_error, laconic, process

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import safetensors.numpy
 
-from laconic.recipes.meta_config import META_RECIPES
+from laconic.recipes.meta_recipes import META_RECIPES
 
 SIZES = {
     "workers": 2,

@@ -17,7 +17,8 @@ from laconic.meta.train import MetaTrainer
 from laconic.outer.learned import LearnedOptimizer
 from laconic.recipes.compare import compare
 from laconic.recipes.config import CompareConfig
-from laconic.recipes.meta_config import META_RECIPES, MetaConfig, parse_inner
+from laconic.recipes.meta_config import MetaConfig, parse_inner
+from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.recipes.meta_train import _prepare, meta_train, resume_meta_train
 from laconic.store import checkpoint
 from laconic.store.runlog import read

@@ -10,7 +10,7 @@ import pytest
 from laconic.evaluate import report
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes import meta_folder
-from laconic.recipes.meta_config import META_RECIPES
+from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.recipes.sweep import SWEEPS
 from laconic.reproduce import run
 from laconic.reproduce.experiment import Learned

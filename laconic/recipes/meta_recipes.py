@@ -1,0 +1,102 @@
+"""Meta-training recipes by name."""
+
+from dataclasses import replace
+
+from laconic.recipes.meta_config import MetaConfig
+
+_FMNIST = MetaConfig()
+_AGAIN = MetaConfig(steps=2000, ramp=2000, peak=1e-3)
+_ON = MetaConfig(steps=3000, ramp=2400, peak=1.5e-3, judge_every=1500)  # from a φ of a related setting
+_ABLATION = MetaConfig(steps=4000, ramp=3200, judge_every=1000)
+_PAPER = MetaConfig(
+    gamma=0.5,
+    steps=5000,
+    truncation=50,
+    ramp=0,
+    last=1e-3,
+    clip=0.0,
+    average=0.0,
+    output_scale=1.0,
+    reset_diverged=False,
+)
+_SMALL = MetaConfig(
+    tasks=("digits-mlp",), batch=16, steps=1500, pairs=4, truncation=10, shortest=20, longest=100, ramp=1000
+)
+_GENERAL = (
+    "fmnist-mlp2@workers=8,local_steps=4,batch=64",
+    "fmnist-cnn@workers=4,local_steps=4,batch=32",
+    "cifar10-mlp2@workers=16,local_steps=2,batch=32",
+    "cifar10-cnn@workers=4,local_steps=2,batch=32",
+    "imagenet32-mlp2@workers=4,local_steps=8,batch=64",
+    "lm-bytes@workers=4,local_steps=4,batch=8",
+)
+_MORE = (
+    "fmnist-mlp3@workers=8,local_steps=4,batch=64",
+    "digits-mlp@workers=8,local_steps=4,batch=16",
+)
+
+
+def _both(suffix: str, words: str, config: MetaConfig) -> dict[str, tuple[str, MetaConfig]]:
+    """The same for LOpt-A and LAgg-A, each beginning from the one for Fashion-MNIST at H = 4."""
+    return {
+        f"{architecture}-fmnist-{suffix}": (
+            f"{name} {words}, beginning from {architecture}-fmnist",
+            replace(config, architecture=architecture, init=f"{architecture}-fmnist"),
+        )
+        for architecture, name in (("lopt-a", "LOpt-A"), ("lagg-a", "LAgg-A"))
+    }
+
+
+META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
+    "lopt-a-fmnist": ("LOpt-A for Fashion-MNIST's 2-layer MLP, K = 8, H = 4: minutes on one large GPU", _FMNIST),
+    "lagg-a-fmnist": ("LAgg-A for the same", replace(_FMNIST, architecture="lagg-a")),
+    "lopt-a-fmnist-again": ("a second, gentler cycle from a φ given by --init", _AGAIN),
+    "lagg-a-fmnist-again": ("the same for LAgg-A", replace(_AGAIN, architecture="lagg-a")),
+    **_both("h8", "at H = 8", replace(_ON, local_steps=8)),
+    **_both("h16", "at H = 16", replace(_ON, local_steps=16)),
+    **_both("top0.1", "for messages of the largest tenth", replace(_ON, compress="topk:0.1+ef")),
+    **_both("top0.01", "for messages of the largest hundredth", replace(_ON, compress="topk:0.01+ef")),
+    "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_ABLATION, architecture="lopt")),
+    "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_ABLATION, architecture="lagg")),
+    "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),
+    "lagg-a-paper": ("LAgg-A by the paper's own settings", replace(_PAPER, architecture="lagg-a")),
+    "lopt-a-valid": (
+        "LOpt-A for the validation loss, every run 1000 rounds long",
+        replace(_FMNIST, objective="valid", shortest=1000, ramp=0),
+    ),
+    "lopt-a-general": (
+        "LOpt-A on six tasks at once, MLPs, CNNs and a language model, beginning from lopt-a-fmnist",
+        replace(
+            _FMNIST,
+            tasks=_GENERAL,
+            gamma=0.1,
+            widest=784,
+            steps=1000,
+            ramp=800,
+            peak=1e-3,
+            pairs=4,
+            judge_every=100,
+            init="lopt-a-fmnist",
+        ),
+    ),
+    "lopt-a-general-again": (
+        "a second, gentler cycle of long runs from lopt-a-general, with a deeper MLP and the digits among its tasks",
+        replace(
+            _FMNIST,
+            tasks=(*_GENERAL, *_MORE),
+            gamma=0.1,
+            widest=784,
+            steps=700,
+            longest=1200,
+            ramp=0,
+            warmup=50,
+            peak=7e-4,
+            pairs=4,
+            judge_every=700,
+            judge_seeds=1,
+            init="lopt-a-general",
+        ),
+    ),
+    "lopt-a-digits": ("LOpt-A for the bundled digits: no download, a few minutes on a laptop", _SMALL),
+    "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
+}
