@@ -53,7 +53,7 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     "lopt-a-fmnist-again": ("a second, gentler cycle from a φ given by --init", _AGAIN),
     "lagg-a-fmnist-again": ("the same for LAgg-A", replace(_AGAIN, architecture="lagg-a")),
     **_both("h8", "at H = 8", replace(_ON, local_steps=8)),
-    **_both("h16", "at H = 16", replace(_ON, local_steps=16)),
+    **_both("h16", "at H = 16", replace(_ON, local_steps=16, pairs=4)),
     **_both("top0.1", "for messages of the largest tenth", replace(_ON, compress="topk:0.1+ef")),
     **_both("top0.01", "for messages of the largest hundredth", replace(_ON, compress="topk:0.01+ef")),
     "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_ABLATION, architecture="lopt")),
