@@ -13,13 +13,19 @@ from laconic.evaluate.summary import markdown_table
 from laconic.evaluate.sweep_report import ranking_table
 from laconic.evaluate.timing import parse_link
 from laconic.recipes.publish import results_of
-from laconic.store.runlog import read
+from laconic.reproduce.outcome import rows_of
+from laconic.reproduce.page import write_outcome
+from laconic.reproduce.registry import experiment
+from laconic.reproduce.scale import at_scale
+from laconic.store.runlog import plain, read
 from laconic.zoo import load, published
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(path.parent for path in (ROOT / "results").glob("*/records.jsonl"))
 SWEEPS = sorted(path.parent for path in (ROOT / "results").glob("sweeps/*/records.jsonl"))
 DOCS = (ROOT / "docs" / "results.md").read_text()
+LABELS = {"lopt-a": "LOpt-A", "lagg-a": "LAgg-A", "lopt": "LOpt", "lagg": "LAgg"}  # what experiments call them
+EXPERIMENTS = sorted(path.parent for path in (ROOT / "results" / "reproduce").glob("*-full/records.jsonl"))
 EXPLORED = sorted((ROOT / "results" / "meta").glob("explore-*"))
 
 
@@ -67,6 +73,18 @@ def test_the_docs_show_the_sweeps_rankings(sweep):
     assert table in (ROOT / "docs" / "results.md").read_text()
 
 
+@pytest.mark.parametrize("run", EXPERIMENTS, ids=lambda run: run.name)
+def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tmp_path):
+    found = at_scale(experiment(run.name.removesuffix("-full")), "full")
+    records = read(run / "records.jsonl")
+    panels = {panel.name: read(run / "panels" / panel.name / "records.jsonl") for panel in found.panels}
+    assert records[-1]["rows"] == plain(rows_of(found, panels))
+    table = [line for line in (run / "table.md").read_text().splitlines() if line.startswith("|")]
+    write_outcome(tmp_path, found, records[-1], panels)
+    assert [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("|")] == table
+    assert "\n".join(table) in DOCS
+
+
 @pytest.mark.parametrize("run", EXPLORED, ids=lambda run: run.name)
 def test_the_docs_show_how_the_recipe_was_chosen(run):
     records = read(run / "records.jsonl")
@@ -95,9 +113,11 @@ def test_the_docs_peaks_of_test_accuracy_are_the_records():
 
 @pytest.mark.parametrize("name", published())
 def test_a_card_says_what_its_records_say(name):
-    for result in load(name).card.results:
+    card = load(name).card
+    for result in card.results:
         folder = ROOT / "results" / Path(result["record"]).parent
-        assert result in results_of(folder, name), result
+        label = LABELS[card.architecture] if "reproduce" in folder.parts else name
+        assert result in results_of(folder, label), result
 
 
 def _mean_curve(folder: Path, label: str) -> np.ndarray:
@@ -121,8 +141,29 @@ def test_the_docs_say_when_the_general_optimizer_is_where_slowmo_is_at_round_500
     }
     assert slowmo == min((label for label in tuned if not math.isnan(tuned[label])), key=lambda label: tuned[label])
     assert f"{tuned[slowmo]:.3g}" == loss
-    wide = ROOT / "results" / f"general-wide-{task}"
-    general = _mean_curve(wide if wide.exists() else folder, "lopt-a-general")
+    general = _mean_curve(folder, "lopt-a-general")
     for target, said in ((tuned[slowmo], rounds), (tuned["slowmo:gamma=0.1,alpha=1,beta=0.9"], untuned)):
         there = np.flatnonzero(general <= target)
         assert said == (str(there[0] + 10) if there.size else "–")
+
+
+UNSEEN = [line for line in DOCS.splitlines() if re.match(r"\| [\w-]+, unseen \|", line)]
+
+
+def test_unseen_tasks_are_in_the_docs():
+    assert len(UNSEEN) == 5
+
+
+@pytest.mark.parametrize("row", UNSEEN, ids=lambda row: row.split()[1])
+def test_the_docs_say_how_the_general_optimizer_does_on_tasks_it_never_saw(row):
+    task, K, H, B, slowmo, rounds, own = (cell.strip() for cell in row.strip("|").split("|"))
+    folder = ROOT / "results" / f"general-{task.removesuffix(', unseen')}"
+    config = read(folder / "records.jsonl")[0]["config"]
+    assert [config["workers"], config["local_steps"], config["batch"]] == [int(K), int(H), int(B)]
+    assert (config["rounds"], config["seeds"]) == (1000, 10)
+    assert config["task"] not in [trained["task"] for trained in load("lopt-a-general").card.trained_on]
+    target = _mean_curve(folder, "slowmo:gamma=0.1,alpha=1,beta=0.9")[-1]
+    general = _mean_curve(folder, "lopt-a-general")
+    there = np.flatnonzero(general <= target)
+    found = [f"{target:.3g}", str(there[0] + 10) if there.size else "–", f"{general[-1]:.3g}"]
+    assert [slowmo, rounds, own] == found

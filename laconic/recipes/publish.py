@@ -79,7 +79,7 @@ def ship(
 
 
 def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
-    """What a comparison's records say about one of its methods, for a card; `folder` lies in results/."""
+    """What a comparison's records say about one of its methods, for a card; `folder` lies below results/."""
     records = read(folder / RECORDS)
     config, summary = records[0]["config"], records[-1]
     row = next((r for r in summary["rows"] if r["label"] == label), None)
@@ -99,7 +99,7 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
         "seeds that diverged": row["diverged"],
     }
     rounded = {k: v if v is None or isinstance(v, int) else float(f"{v:.4g}") for k, v in measured.items()}
-    record = f"{folder.name}/{RECORDS}"
+    record = "/".join([*_below_results(folder), RECORDS])
     return [
         {"task": config["task"], "setting": setting, "metric": metric, "value": value, "record": record}
         for metric, value in rounded.items()
@@ -108,3 +108,9 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
 
 def _method(records: list[dict[str, Any]], label: str) -> dict[str, Any]:
     return next(r for r in records if r["kind"] == "method" and r["label"] == label)
+
+
+def _below_results(folder: Path) -> tuple[str, ...]:
+    parts = folder.resolve().parts
+    after = [i + 1 for i, part in enumerate(parts[:-1]) if part == "results"]
+    return parts[after[-1] :] if after else parts[-1:]
