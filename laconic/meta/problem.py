@@ -19,10 +19,11 @@ from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+from laconic.round import presence as presence  # who is missing from a round
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
-VALIDATION, PRESENCE = 1 << 20, (1 << 20) + 1  # streams beside the workers' own, whose ids are smaller
+VALIDATION = 1 << 20  # a round's stream beside the workers' own, whose ids are smaller
 
 
 class InnerProblem(NamedTuple):
@@ -98,13 +99,6 @@ def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner) -> Inn
 
     ceiling = math.inf if task.classes is None else 1.5 * math.log(task.classes)
     return InnerProblem(begin, draw, unroll, ceiling)
-
-
-def presence(state: RoundState, K: int, dropout: float) -> jax.Array:
-    """Who takes part in this round [K]: each with probability 1 − dropout, and always somebody."""
-    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PRESENCE)
-    uniform_K = jax.random.uniform(key, (K,))
-    return ((uniform_K >= dropout) | (uniform_K == jnp.max(uniform_K))).astype(jnp.float32)
 
 
 def mean_loss(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:

@@ -11,7 +11,8 @@ import jax
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Observer, Options, Silent, prepare, run_comparison
-from laconic.evaluate.run import TOPOLOGIES, Setting, local_step_seconds
+from laconic.evaluate.run import TOPOLOGIES, Setting
+from laconic.evaluate.step_time import local_step_seconds
 from laconic.evaluate.timing import Link, parse_duration, parse_link
 from laconic.recipes.config import CompareConfig, command_of
 from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
