@@ -56,10 +56,10 @@ class Sweep:
                 f"{task.name} streams its data, but the points of a sweep share draws from resident data."
             )
         self.task, self.method, self.setting = jax.device_put(task), method, setting
-        self.plan, self._population = None, None
+        self.plan, self._populations = None, {}
         if setting.federated.active:
-            found = settle(setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds)
-            self.plan, self._population = found[0], jax.device_put(found[1])
+            self.plan, found = settle(setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds)
+            self._populations = {"population_S": jax.device_put(found)}
         self._start, self._look = jax.jit(self._init), jax.jit(self._seen)
         self._advance = jax.jit(self._segment, static_argnames="length")
 
@@ -80,7 +80,7 @@ class Sweep:
         return draw_items(task.feed, state, self.setting.workers, self.setting.local_steps, self.setting.batch)
 
     def _segment(
-        self, task: Any, numbers_P: Any, state_SP: RoundState, population_S: Population | None, length: int
+        self, task: Any, numbers_P: Any, state_SP: RoundState, length: int, population_S: Population | None = None
     ) -> tuple[RoundState, jax.Array]:
         def one_point(numbers: Any, state: RoundState, items_C: Any) -> tuple[RoundState, jax.Array]:
             workers, server = self._parts(task, numbers)
@@ -115,7 +115,7 @@ class Sweep:
         state = self._start(self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds]))
         segments, done = [], 0
         for length in self.setting.chunks:
-            state, losses_SPC = self._advance(self.task, numbers_P, state, self._population, length=length)
+            state, losses_SPC = self._advance(self.task, numbers_P, state, length=length, **self._populations)
             segments.append(np.asarray(losses_SPC)[:, : len(points)])
             done += length
             if tick is not None:
