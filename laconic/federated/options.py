@@ -1,8 +1,8 @@
 """A population in numbers, as configurations and the command line hold it."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from laconic.errors import LaconicError
 
@@ -57,3 +57,33 @@ class Federated:
     def population(self) -> int:
         """How many clients there are."""
         return self.clients or CLIENTS
+
+    def words(self) -> str:
+        """What differs from no population, as `clients=400,alpha=0.1`; the way tasks of meta-training are told it."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("clients", "dropout")}
+        plain = Federated()
+        changed = [
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in said.items()
+            if value != getattr(plain, name)
+        ]
+        return ",".join([f"clients={self.population}", *changed]) if self.active else ""
+
+
+def read_federated(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """A record's settings with the population in them as `Federated`; records from before there were any have none."""
+    found, kinds = values.get("federated", {}), {f.name: type(f.default) for f in fields(Federated)}
+    kinds["alpha"] = float
+    wrong = [name for name, x in found.items() if name not in kinds or not isinstance(x, kinds[name] | int | None)]
+    if wrong:
+        raise LaconicError(f"the population in {source} has a {wrong[0]} that this version does not know; start anew.")
+    return {**values, "federated": Federated(**found)}
+
+
+def in_words(config: dict[str, Any]) -> str:
+    """The population of a record's settings, to follow K, H and B on a line; nothing if there is none."""
+    options: Federated = read_federated(config, "the record")["federated"]
+    if not options.active:
+        return ""
+    mix = "dealt at random" if options.alpha is None else f"Dirichlet({options.alpha:g})"
+    return f", of {options.population} clients, {mix}"

@@ -26,8 +26,9 @@ from laconic.round import Items, RoundState, presence, worker_keys
 from laconic.tasks.base import Task
 from laconic.workers import positive
 
-SAMPLING, LABOUR = (1 << 20) + 2, (1 << 20) + 3  # streams of a round beside the clients' own, whose ids are smaller
+SAMPLING, LABOUR, PARTITION = ((1 << 20) + i for i in (2, 3, 4))  # streams beside the clients', whose ids are smaller
 RUNS, BANK = 0, 1  # partitions of runs people see, and those of meta-training
+PARTITIONS = 64  # of a bank
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "sizes"], meta_fields=[])
@@ -60,6 +61,25 @@ class Plan:
         return self.workers / self.clients
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["populations"], meta_fields=["plan"])
+@dataclass(frozen=True)
+class Bank:
+    """Partitions drawn beforehand [M, …], of which every run of meta-training takes one.
+
+    To draw one on the device would take a loop over clients, whose choices depend on what others left, as long as many
+    rounds; a run that begins anew only picks.
+    """
+
+    populations: Population
+    plan: Plan
+
+    def pick(self, key: jax.Array) -> Population:
+        """The partition of the run with this key."""
+        count = self.populations.rows.shape[0]
+        index = jax.random.randint(jax.random.fold_in(key, PARTITION), (), 0, count)
+        return jax.tree.map(lambda x: x[index], self.populations)
+
+
 # --- who has what -----------------------------------------------------------------------------------------------------
 
 
@@ -73,6 +93,12 @@ def settle(
     _check_sampled(workers, options.population)
     population = draw_populations(options, task, kind, seeds)
     return plan_for(options, population, workers, batch), population
+
+
+def bank_for(options: Federated, task: Task, workers: int, batch: int) -> Bank:
+    """`PARTITIONS` partitions that no run outside meta-training has."""
+    plan, populations = settle(options, task, workers, batch, BANK, range(PARTITIONS))
+    return Bank(populations, plan)
 
 
 def plan_for(options: Federated, population: Population, workers: int, batch: int) -> Plan:
