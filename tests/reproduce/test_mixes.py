@@ -78,17 +78,25 @@ CONFIG = CompareConfig(
 
 def test_a_panel_with_a_population_is_carried_out_and_gone_on_with(tmp_path):
     panel = Panel("p", "P", CONFIG, metrics=("test_accuracy",), shown=("test-accuracy",), band="standard deviation")
-    sweep = SweepConfig(task=CONFIG.task, method="fedavg", grid=("gamma=0.1",), workers=3, batch=10, rounds=4)
-    swept = replace(sweep, federated=CONFIG.federated)
-    found = Experiment("one", "One", "w", (panel,), sweeps=(SweepPanel("s", "S", swept, "minimum", {"gamma": 0.1}),))
+    found = Experiment("one", "One", "w", (panel,))
     folder, record = carry_out(found, "full", tmp_path / "out")
     header = json.loads((folder / "panels/p/records.jsonl").read_text().splitlines()[0])
     assert header["config"]["local_steps"] == 4  # 40 samples in batches of 10, whatever was asked for
     assert header["config"]["federated"]["alpha"] == 0.1
     assert carry_out(found, "full", folder)[1] == record  # nothing is begun anew
-    assert find_sweep(swept, folder / "sweeps") is not None
-    assert find_sweep(replace(sweep, federated=Federated(30, 0.2)), folder / "sweeps") is None
     records = [json.loads(line) for line in (folder / "panels/p/records.jsonl").read_text().splitlines()]
     (axes,) = all_axes(found, {"p": records})
     values = 100 * np.array(records[1]["heldout"]["accuracy"])
     np.testing.assert_allclose(axes.lines[0].error, values.std(axis=0, ddof=1), rtol=1e-12)
+
+
+def test_a_sweep_with_a_population_is_carried_out_and_found_again(tmp_path):
+    sizes = {"workers": 3, "batch": 10, "rounds": 4, "federated": CONFIG.federated}
+    config = SweepConfig(task=CONFIG.task, method="fedavg", grid=("gamma=0.1,0.2",), **sizes)
+    found = Experiment("two", "Two", "w", sweeps=(SweepPanel("s", "S", config, "minimum", {"gamma": 0.1}),))
+    folder, record = carry_out(found, "full", tmp_path / "out")
+    assert record["rows"][0]["paper_loss"] is not None
+    assert carry_out(found, "full", folder)[1] == record
+    assert find_sweep(config, folder / "sweeps") is not None
+    for other in (Federated(30, 0.2), Federated()):
+        assert find_sweep(replace(config, federated=other), folder / "sweeps") is None

@@ -74,7 +74,7 @@ def test_every_metric_reads_what_a_summary_has():
 
 
 def test_accuracy_over_a_span_is_the_mean_over_its_looks():
-    """Means over looks, then over seeds; ± the standard error over seeds; nothing where nobody looked or it diverged."""
+    """Over looks, then over seeds, ± the standard error; nothing where nobody looked or weights diverged."""
     values = np.random.default_rng(0).uniform(0.5, 0.9, (3, 1000))
     method = {"kind": "method", "label": "x", "heldout": {"accuracy": values.tolist()}, "diverged": [False] * 3}
     method["evaluated_at"] = list(range(1, 1001))
