@@ -75,6 +75,7 @@ dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
 bench: $(VENV)/.dev  ## measure speed and memory against plain JAX and a textbook implementation
 	$(BIN)/python benchmarks/round.py
 	$(BIN)/python benchmarks/meta_train.py
+	$(BIN)/python benchmarks/federated.py --rounds 100
 
 clean:  ## remove what was built
 	rm -rf $(VENV) dist build site *.egg-info .pytest_cache .ruff_cache

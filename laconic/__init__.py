@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from laconic.data.feed import Resident, Streamed
     from laconic.errors import LaconicError
     from laconic.evaluate.run import Method, Setting, Simulation, local_method
+    from laconic.federated.options import Federated
+    from laconic.federated.population import Population, population_of
     from laconic.local import LocalOptimizer
     from laconic.meta.horizon import Horizon
     from laconic.meta.problem import Inner
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from laconic.recipes.meta_config import MetaConfig
     from laconic.recipes.meta_train import meta_train
     from laconic.recipes.methods import METHODS, parse_method
-    from laconic.recipes.sweep import SweepConfig, sweep
+    from laconic.recipes.sweep import sweep
+    from laconic.recipes.sweep_config import SweepConfig
     from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
     from laconic.tasks.base import Aux, Task, plain_task
     from laconic.tasks.catalog import TASKS, make_task
@@ -39,6 +42,7 @@ __all__ = [
     "Client",
     "CompareConfig",
     "Compressor",
+    "Federated",
     "Horizon",
     "Inner",
     "Items",
@@ -52,6 +56,7 @@ __all__ = [
     "Method",
     "Outer",
     "OuterOptimizer",
+    "Population",
     "Resident",
     "RoundState",
     "Server",
@@ -76,6 +81,7 @@ __all__ = [
     "parse_compressor",
     "parse_method",
     "plain_task",
+    "population_of",
     "published",
     "resume",
     "sweep",
@@ -88,6 +94,8 @@ _HOMES = {
     "laconic.data.feed": "Resident Streamed",
     "laconic.errors": "LaconicError",
     "laconic.evaluate.run": "Method Setting Simulation local_method",
+    "laconic.federated.options": "Federated",
+    "laconic.federated.population": "Population population_of",
     "laconic.local": "LocalOptimizer",
     "laconic.meta.horizon": "Horizon",
     "laconic.meta.problem": "Inner",
@@ -98,7 +106,8 @@ _HOMES = {
     "laconic.recipes.meta_config": "MetaConfig",
     "laconic.recipes.meta_train": "meta_train",
     "laconic.recipes.methods": "METHODS parse_method",
-    "laconic.recipes.sweep": "SweepConfig sweep",
+    "laconic.recipes.sweep": "sweep",
+    "laconic.recipes.sweep_config": "SweepConfig",
     "laconic.round": "Items RoundState Server communication_round draw_items init_round",
     "laconic.tasks.base": "Aux Task plain_task",
     "laconic.tasks.catalog": "TASKS make_task",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from laconic.errors import LaconicError
 from laconic.local import LOCAL_OPTIMIZERS as LOCAL_OPTIMIZERS  # a worker is made of one, so it is found here too
 from laconic.local import LocalOptimizer as LocalOptimizer
 from laconic.tasks.base import ModelState, Params, Task
@@ -21,44 +22,115 @@ class Shared(NamedTuple):
     model_state: ModelState = ()
 
 
+class Controlled(NamedTuple):
+    """The same for workers whose drift the server corrects: `control` is its part of the correction (SCAFFOLD's c)."""
+
+    params: Params
+    model_state: ModelState
+    control: Any
+
+
 class Message(NamedTuple):
-    """What a worker sends: Δ (compressed on the way), `extra` (plainly averaged, never compressed) and its weight."""
+    """What a worker sends: Δ (compressed on the way), `extra` (averaged, never compressed) and its weight.
+
+    `control` is a change of the worker's own control variate; the server adds up everyone's, whatever their weights.
+    """
 
     delta: Any
     extra: Any = ()
     weight: float | jax.Array = 1.0
+    control: Any = ()
+
+
+class Work(NamedTuple):
+    """Items of a worker that may stop early: minibatches [H, …], the steps it takes of them, and a factor of its Δ.
+
+    None is all H steps, and a Δ as it is.
+    """
+
+    batches: Any
+    steps: jax.Array | None = None
+    scale: jax.Array | None = None
 
 
 class Client(NamedTuple):
-    """Two pure functions. `run` returns the message, the state to keep for next time, and the losses [H]."""
+    """Pure functions. `run` returns the message, the state to keep for next time, and the losses [H].
+
+    `begin` adds what the server shares beside the weights, before the first round.
+    """
 
     init: Callable[[Shared], State]
-    run: Callable[[Shared, State, Any, jax.Array], tuple[Message, State, jax.Array]]
+    run: Callable[[Any, State, Any, jax.Array], tuple[Message, State, jax.Array]]
+    begin: Callable[[Shared], Any] = lambda shared: shared
+
+
+Correction = Callable[[Params, Params, Any, Any], Params]  # (gradients, weights, what is shared, what is the worker's)
 
 
 def local_client(task: Task, optimizer: optax.GradientTransformation) -> Client:
     """H steps from the shared weights; Δ = W₀ − W_H. The optimizer's state stays with the worker across rounds."""
+    return local_work(task, optimizer, None)
+
+
+def local_work(task: Task, optimizer: optax.GradientTransformation, correct: Correction | None) -> Client:
+    """`local_client` with a correction of every gradient, of which the worker itself remembers nothing."""
+    steps = local_steps(task, optimizer, correct)
+
+    def init(shared: Shared) -> State:
+        return optimizer.init(shared.params)
+
+    def run(shared: Any, state: State, items: Any, key: jax.Array) -> tuple[Message, State, jax.Array]:
+        work = work_of(items)
+        params, model_state, state, losses_H = steps(shared, state, (), work, key)
+        return Message(sent_delta(shared, params, work), model_state), state, losses_H
+
+    return Client(init, run)
+
+
+def local_steps(task: Task, optimizer: optax.GradientTransformation, correct: Correction | None) -> Callable:
+    """(shared, optimizer state, the worker's own, work, key) → weights, model state, optimizer state, losses [H].
+
+    After its last step a worker stands still. The losses of steps it does not take are the mean of those it does, so
+    that a mean over H is one over its steps.
+    """
     tx = optax.with_extra_args_support(optimizer)
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
-    def init(shared: Shared) -> State:
-        return tx.init(shared.params)
-
-    def run(shared: Shared, state: State, items: Any, key: jax.Array) -> tuple[Message, State, jax.Array]:
+    def run(shared: Any, state: State, own: Any, work: Work, key: jax.Array) -> tuple[Params, Any, State, jax.Array]:
         def step(carry: Any, item_h: Any) -> tuple[Any, jax.Array]:
             params, model_state, opt_state, h = carry
             batch = task.feed.take(item_h)  # line 4
             (loss, aux), grads = value_and_grad(params, model_state, batch, jax.random.fold_in(key, h))
+            if correct is not None:
+                grads = correct(grads, params, shared, own)
             updates, opt_state = tx.update(grads, opt_state, params)
-            params = optax.apply_updates(params, updates)  # line 5
-            return (params, aux.model_state, opt_state, h + 1), loss
+            new = (optax.apply_updates(params, updates), aux.model_state, opt_state)  # line 5
+            if work.steps is not None:
+                new = jax.tree.map(lambda n, o: jnp.where(h < work.steps, n, o), new, carry[:3])
+            return (*new, h + 1), loss
 
         start = (shared.params, shared.model_state, state, jnp.int32(0))
-        (params, model_state, state, _), losses_H = jax.lax.scan(step, start, items)
-        delta = jax.tree.map(jnp.subtract, shared.params, params)  # line 7
-        return Message(delta, model_state), state, losses_H
+        (params, model_state, state, _), losses_H = jax.lax.scan(step, start, work.batches)
+        return params, model_state, state, losses_H if work.steps is None else _of_steps(losses_H, work.steps)
 
-    return Client(init, run)
+    return run
+
+
+def work_of(items: Any) -> Work:
+    """A worker's items as work: minibatches alone are all to be done."""
+    return items if isinstance(items, Work) else Work(items)
+
+
+def sent_delta(shared: Any, params: Params, work: Work) -> Params:
+    """Δ = W₀ − W_H, times the factor of the work if there is one."""
+    delta = jax.tree.map(jnp.subtract, shared.params, params)  # line 7
+    return delta if work.scale is None else jax.tree.map(lambda d: d * work.scale, delta)
+
+
+def _of_steps(losses_H: jax.Array, steps: jax.Array) -> jax.Array:
+    done_H = jnp.arange(losses_H.shape[0]) < steps
+    mean = jnp.sum(jnp.where(done_H, losses_H, 0)) / steps.astype(losses_H.dtype)
+    return jnp.where(done_H, losses_H, mean)
 
 
 def gradient_client(task: Task) -> Client:
@@ -70,6 +142,8 @@ def gradient_client(task: Task) -> Client:
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
     def run(shared: Shared, state: State, items: Any, key: jax.Array) -> tuple[Message, State, jax.Array]:
+        if isinstance(items, Work):
+            raise LaconicError("a synchronous method takes no local steps, so its workers cannot stop early.")
         merged = jax.tree.map(lambda i: i.reshape(i.shape[0] * i.shape[1], *i.shape[2:]), items)
         batch = task.feed.take(merged)
         (loss, aux), grads = value_and_grad(shared.params, shared.model_state, batch, key)

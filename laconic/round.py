@@ -17,12 +17,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.client import Client, Message, Shared
+from laconic.client import Client, Controlled, Message, Shared
 from laconic.compress import Compressor
 from laconic.data.feed import Resident
 from laconic.outer.base import OuterOptimizer
 from laconic.tasks.base import Task
-from laconic.workers import Combined, Workers
+from laconic.workers import Combined, Workers, positive
+
+PRESENCE = (1 << 20) + 1  # a round's stream beside the workers' own, whose ids are smaller
 
 
 class ClientState(NamedTuple):
@@ -37,18 +39,20 @@ class Items(NamedTuple):
 
     `ids` are stable client ids: they select client states by value, never by rank; None means client k is worker k.
     `present` is 1 or 0 for each worker; None means everyone. An absent worker has weight 0 and keeps its old state.
+    `weights` are how much each counts in the mean; None means all the same.
     """
 
     batches: Any
     keys: jax.Array
     ids: jax.Array | None = None
     present: jax.Array | None = None
+    weights: jax.Array | None = None
 
 
 class RoundState(NamedTuple):
     """Everything that is carried from round to round. `key` is the run's seed and never changes."""
 
-    shared: Shared
+    shared: Shared  # or `Controlled`
     clients: ClientState  # leaves [clients, …]
     outer: Any
     round: jax.Array
@@ -58,11 +62,12 @@ class RoundState(NamedTuple):
 class Server(NamedTuple):
     """The outer optimizer, and how the averaged `Message.extra` becomes the new model state.
 
-    `share_of_clients` is K over the population: 1 when everyone takes part.
+    `share_of_clients` is K over the population: 1 when everyone takes part. Of the workers' changes of their control
+    variates the shared one takes that share, which keeps it the mean of all clients' own.
     """
 
     outer: OuterOptimizer
-    absorb: Callable[[Shared, Any, float], Any] = lambda shared, mean_extra, share_of_clients: mean_extra
+    absorb: Callable[[Any, Any, float], Any] = lambda shared, mean_extra, share_of_clients: mean_extra
     share_of_clients: float = 1.0
 
 
@@ -72,7 +77,7 @@ def communication_round(
     """One round of Algorithm 1 → the next state and the local losses [K, H]."""
     clients_K = state.clients if items.ids is None else jax.tree.map(lambda c: c[items.ids], state.clients)
 
-    def phase(shared: Shared, client: ClientState, item: tuple) -> Any:
+    def phase(shared: Any, client: ClientState, item: tuple) -> Any:
         return local_phase(workers.client, workers.compressor, shared, client, *item)
 
     mapped = workers.map(phase)(state.shared, clients_K, (items.batches, items.keys))  # lines 2-8
@@ -90,7 +95,7 @@ def communication_round(
 
 
 def local_phase(
-    client: Client, compressor: Compressor, shared: Shared, state: ClientState, batches: Any, key: jax.Array
+    client: Client, compressor: Compressor, shared: Any, state: ClientState, batches: Any, key: jax.Array
 ) -> tuple[Message, ClientState, jax.Array]:
     """One worker: its H local steps and the encoding of its message."""
     run_key, encode_key = jax.random.split(key)
@@ -110,7 +115,11 @@ def outer_phase(server: Server, state: RoundState, combined: Combined, clients: 
     )
     params = optax.apply_updates(state.shared.params, updates)
     model_state = server.absorb(state.shared, combined.extra, server.share_of_clients)
-    return RoundState(Shared(params, model_state), clients, outer, state.round + 1, state.key)
+    shared: Any = state.shared._replace(params=params, model_state=model_state)
+    if isinstance(shared, Controlled):
+        part = server.share_of_clients
+        shared = shared._replace(control=jax.tree.map(lambda c, d: c + part * d, shared.control, combined.control))
+    return RoundState(shared, clients, outer, state.round + 1, state.key)
 
 
 def init_round(task: Task, workers: Workers, server: Server, clients: int, key: jax.Array) -> RoundState:
@@ -119,7 +128,7 @@ def init_round(task: Task, workers: Workers, server: Server, clients: int, key: 
     one = ClientState(workers.client.init(shared), workers.compressor.init(shared.params))
     everyone = jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *jnp.shape(x))), one)
     outer = server.outer.tx.init(shared.params)
-    return RoundState(shared, everyone, outer, jnp.int32(0), jax.random.fold_in(key, 1))
+    return RoundState(workers.client.begin(shared), everyone, outer, jnp.int32(0), jax.random.fold_in(key, 1))
 
 
 def worker_keys(state: RoundState, ids_K: jax.Array) -> jax.Array:
@@ -135,10 +144,29 @@ def draw_items(feed: Resident, state: RoundState, K: int, H: int, B: int) -> Ite
     return Items(batches, keys_K2[:, 1])
 
 
+def presence(state: RoundState, K: int, dropout: float) -> jax.Array:
+    """Who takes part in this round [K]: each with probability 1 − dropout, and always somebody."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PRESENCE)
+    uniform_K = jax.random.uniform(key, (K,))
+    return ((uniform_K >= dropout) | (uniform_K == jnp.max(uniform_K))).astype(jnp.float32)
+
+
+def mean_losses(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
+    """Each worker's mean local loss [K]; an absent one's is the mean of those that were there."""
+    losses_K = jnp.mean(losses_KH, axis=1)
+    if present_K is None:
+        return losses_K
+    here_K = present_K > 0
+    mean = jnp.sum(jnp.where(here_K, losses_K, 0)) / positive(jnp.sum(present_K))
+    return jnp.where(here_K, losses_K, mean)
+
+
 def _deliver(
     state: RoundState, items: Items, messages: Message, old_K: ClientState, new_K: ClientState
 ) -> tuple[Message, ClientState]:
     """Weight 0 for the absent, whose state stays as it was; then every client state back to its own place."""
+    if items.weights is not None:
+        messages = messages._replace(weight=messages.weight * items.weights)
     if items.present is not None:
         present_K = items.present.astype(jnp.float32)
         here_K = present_K > 0

@@ -21,12 +21,16 @@ UNROLLED = 32  # workers up to which a sum over them is written out
 
 
 class Combined(NamedTuple):
-    """The server's view of a round: weighted means, the weights [K], and every worker's Δ if the server gathers."""
+    """The server's view of a round: weighted means, the weights [K], and every worker's Δ if the server gathers.
+
+    `control` is the sum over the workers that are there of their changes, divided by K.
+    """
 
     mean_delta: Any
     extra: Any
     weights_K: jax.Array
     worker_deltas: Any = None  # leaves [K, …]
+    control: Any = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Simulated:
         """Decode the K messages, then line 9's mean; "gather" also keeps every worker's Δ."""
         deltas, weights_K = decode(self.compressor, messages, like)
         mean_delta, extra = weighted_mean((deltas, messages.extra), weights_K)
-        return Combined(mean_delta, extra, weights_K, deltas if how == "gather" else None)
+        control = jax.tree.map(partial(weighted_sum, shares_K=_present(weights_K) / len(weights_K)), messages.control)
+        return Combined(mean_delta, extra, weights_K, deltas if how == "gather" else None, control)
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,16 @@ class Meshed:
             deltas, weights_K = decode(self.compressor, messages, like)
             total = jax.lax.psum(jnp.sum(weights_K), AXIS)
             sums = jax.tree.map(partial(weighted_sum, shares_K=weights_K / positive(total)), (deltas, messages.extra))
+            each_K = _present(weights_K) / (len(weights_K) * self.mesh.shape[AXIS])
+            sums = (*sums, jax.tree.map(partial(weighted_sum, shares_K=each_K), messages.control))
             add = lambda x: (jax.lax.psum if jnp.issubdtype(x.dtype, jnp.floating) else jax.lax.pmax)(x, AXIS)
             return jax.tree.map(add, sums), weights_K, deltas if how == "gather" else None
 
         run = jax.shard_map(local, mesh=self.mesh, in_specs=(split, whole), out_specs=(whole, split, split))
-        (mean_delta, extra), weights_K, deltas = run(messages, like)
+        (mean_delta, extra, control), weights_K, deltas = run(messages, like)
         everywhere = jax.sharding.NamedSharding(self.mesh, whole)
         weights_K, deltas = jax.lax.with_sharding_constraint((weights_K, deltas), everywhere)
-        return Combined(mean_delta, extra, weights_K, deltas)
+        return Combined(mean_delta, extra, weights_K, deltas, control)
 
 
 Workers = Simulated | Meshed
@@ -117,6 +124,11 @@ def decode(compressor: Compressor, messages: Message, like: Any) -> tuple[Any, j
 def weighted_mean(tree: Any, weights_K: jax.Array) -> Any:
     """Σ w_k x_k / Σ w_k over the first axis; 0 if nobody has weight. Counters and flags take the largest."""
     return jax.tree.map(partial(weighted_sum, shares_K=weights_K / positive(jnp.sum(weights_K))), tree)
+
+
+def _present(weights_K: jax.Array) -> jax.Array:
+    """1 for everyone who is there, whatever their weight, and 0 for the others."""
+    return (weights_K > 0).astype(jnp.float32)
 
 
 def positive(total: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from benchmarks import textbook
 from laconic.outer import LearnedOptimizer
@@ -26,6 +27,17 @@ def test_round_prints_its_figures_as_json():
     assert figures["temporary_bytes_per_parameter"] < figures["textbook_temporary_bytes_per_parameter"]
     assert figures["relative_difference"] < 1e-4
     assert figures["device"]["platform"] == "cpu"
+
+
+def test_federated_prints_its_figures_as_json():
+    command = [sys.executable, "benchmarks/federated.py", "--rounds", "2", "--repeats", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert (figures["clients"], figures["workers"], figures["local_steps"], figures["batch"]) == (400, 10, 6, 20)
+    for name in ("fedavg", "fedlopt"):
+        ratio = figures[f"{name}_rounds_per_second"] / figures["bare_rounds_per_second"]
+        assert figures[f"{name}_ratio"] == pytest.approx(ratio, rel=0.05, abs=0.01)
 
 
 def test_the_textbook_agrees_with_the_reference():

@@ -148,10 +148,11 @@ def test_it_is_in_every_panel_and_every_table_of_tuned_values(registered):
             assert replace(after, config=before.config) == before
             seen += 1
         more = found.sweeps[len(plain.sweeps) :]
-        settings = {(row.config.task, row.config.workers, row.config.local_steps, row.rank_by) for row in plain.sweeps}
+        of = lambda c, rank_by: (c.task, c.workers, c.local_steps, c.federated, rank_by)
+        settings = {of(row.config, row.rank_by) for row in plain.sweeps}
         settings = {setting for setting in settings if setting[1] > 1}
         assert found.sweeps[: len(plain.sweeps)] == plain.sweeps
-        assert {(x.config.task, x.config.workers, x.config.local_steps, x.rank_by) for x in more} == settings
+        assert {of(x.config, x.rank_by) for x in more} == settings
         assert len(more) == len(settings)
         assert {(row.config.method, row.config.grid) for row in more} <= {(NAME, registered.grid)}
         assert all(row.title.endswith(f"loss: {NAME}") for row in more)

@@ -12,6 +12,7 @@ from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, out, recip
 from laconic.errors import unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.summary import table_rows
+from laconic.federated.options import in_words
 from laconic.recipes.compare import compare, resume
 from laconic.recipes.config import RECIPES, CompareConfig
 
@@ -65,8 +66,8 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     config = header["config"]
     headers, rows = table_rows(summary, config["link"] is not None)
     title = (
-        f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}, "
-        f"{config['rounds']} rounds, {config['seeds']} seeds"
+        f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
+        f"{in_words(config)}, {config['rounds']} rounds, {config['seeds']} seeds"
     )
     out.print(table(headers, rows, title))
     if summary["target_loss"] is not None:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -14,6 +14,8 @@ from laconic.cli.hosts import Hosts
 from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError, unknown
 from laconic.evaluate.compare import Interrupted
+from laconic.federated.options import Federated, read_federated
+from laconic.recipes.config import flags_of
 from laconic.recipes.meta_config import MetaConfig, parse_inner
 from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.recipes.meta_train import meta_train, resume_meta_train
@@ -37,7 +39,7 @@ class MetaResumeConfig:
 class _Begin:
     """Settings and, apart from them, who takes part."""
 
-    config: tyro.conf.OmitArgPrefixes[MetaConfig]
+    config: Annotated[MetaConfig, tyro.conf.arg(name="")]
     hosts: tyro.conf.OmitArgPrefixes[Hosts]
 
 
@@ -86,10 +88,11 @@ def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
 def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     header, summary, folder = records[0]["config"], records[-1], folder.resolve()
     best = folder / "best.safetensors"
-    config = MetaConfig(**{**header, "tasks": tuple(header["tasks"])})
+    config = MetaConfig(**{**read_federated(header, str(folder)), "tasks": tuple(header["tasks"])})
     inner = parse_inner(config.tasks[0], config)
     sizes = {"task": inner.task, "workers": inner.workers, "local-steps": inner.local_steps, "batch": inner.batch}
     flags = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    flags += flags_of(inner.federated, Federated(), "federated.")
     score = "infinite" if summary["best_score"] is None else f"{summary['best_score']:.4f}"
     lines = {
         "folder": folder,

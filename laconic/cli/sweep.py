@@ -12,6 +12,7 @@ from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, out, recip
 from laconic.errors import unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.sweep_report import ranking_table
+from laconic.federated.options import in_words
 from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep, sweeps
 
 _RESUME = "Take up a sweep where it stopped; its settings come from the folder."
@@ -64,7 +65,7 @@ def _print_ranking(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     config = records[0]["config"]
     title = (
         f"{config['method']} on {records[0]['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, "
-        f"B = {config['batch']}, {config['rounds']} rounds"
+        f"B = {config['batch']}{in_words(config)}, {config['rounds']} rounds"
     )
     out.print(table(headers, rows, title, left=0))
     say(sentence.strip().replace("`", ""))

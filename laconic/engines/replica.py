@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from laconic.client import Message, Shared
+from laconic.client import Controlled, Message, Shared
 from laconic.data.feed import Streamed
 from laconic.engines import guard
 from laconic.engines.base import Digest
 from laconic.engines.wire import Layout
+from laconic.errors import LaconicError
 from laconic.evaluate.run import Method, check_workers
 from laconic.round import (
     ClientState,
@@ -71,6 +72,11 @@ class Programs:
         self._begin, self._local = jax.jit(self._init), jax.jit(self._run)
         self._combined, self._advanced, self._digest = map(jax.jit, (self._combine, self._advance, fingerprint))
         replica, clients = jax.eval_shape(self._init, self.task)
+        if isinstance(replica.shared, Controlled):
+            raise LaconicError(
+                f"{method.label} has control variates, which the messages between processes do not carry; simulate it, "
+                "or choose a method without them."
+            )
         self.replica_layout = Layout.of(replica)
         message, _, _ = jax.eval_shape(self._run, self.task, replica.shared, replica.round, clients, self._no_stream())
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (message.delta, message.extra))

@@ -13,6 +13,7 @@ from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, rendered
 from laconic.evaluate.panels import Panel
 from laconic.evaluate.report import curves_section, summary_section
 from laconic.evaluate.summary import count, notes, verdict
+from laconic.federated.options import in_words
 
 MADE_BY = '<meta name="generator" content="laconic report">'
 SAVED_AT, SHOWN_AT = 160, 110  # dots an inch of our PNG files, and of the largest they are shown at
@@ -142,7 +143,7 @@ BODIES = {
 
 
 def _setting(config: dict[str, Any]) -> str:
-    sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
+    sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}"
     return f"{sizes} · {count(config['rounds'])} rounds, {config['seeds']} seed{'s' * (config['seeds'] != 1)}"
 
 

@@ -49,7 +49,10 @@ def meta_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     return [
         ("architecture", config["architecture"]),
         ("tasks", ", ".join(config["tasks"])),
-        ("workers, local steps, batch", f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"),
+        (
+            "workers, local steps, batch",
+            f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}",
+        ),
         ("local learning rate", f"{config['gamma']:g}"),
         ("estimator", f"{config['estimator']}, {config['pairs']} pairs, truncation {config['truncation']} rounds"),
         ("run length", f"{config['shortest']} to {config['longest']} rounds, ramp {count(config['ramp'])} steps"),

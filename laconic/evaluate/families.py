@@ -13,6 +13,7 @@ import optax
 
 from laconic.client import LOCAL_OPTIMIZERS, Client, gradient_client, local_client
 from laconic.errors import LaconicError, unknown
+from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.outer import OUTER, OuterOptimizer, from_optax
 from laconic.tasks.base import Task
 
@@ -49,6 +50,21 @@ def synchronous_adam(task: Task, alpha: Number) -> Parts:
     return gradient_client(task), from_optax(optax.adam(alpha))
 
 
+def fedavgm(task: Task, gamma: Number, eta: Number, beta: Number) -> Parts:
+    """Hsu et al. (2019)."""
+    return local_client(task, optax.sgd(gamma)), OUTER["fedavgm"].make(eta=eta, beta=beta)
+
+
+def fedprox(task: Task, gamma: Number, mu: Number) -> Parts:
+    """Li et al. (2020)."""
+    return proximal_client(task, optax.sgd(gamma), mu), OUTER["average"].make()
+
+
+def scaffold(task: Task, gamma: Number) -> Parts:
+    """Karimireddy et al. (2020), with the server's rate at 1."""
+    return scaffold_client(task, optax.sgd(gamma), gamma), OUTER["average"].make()
+
+
 def _adaptive(name: str) -> Callable[..., Parts]:
     """Reddi et al. (2020), with their own constants but for the two rates."""
 
@@ -62,6 +78,10 @@ FAMILIES: dict[str, Callable[..., Parts]] = {
     "local-sgd": local_sgd,
     "slowmo": slowmo,
     "diloco": diloco,
+    "fedavg": local_sgd,
+    "fedavgm": fedavgm,
+    "fedprox": fedprox,
+    "scaffold": scaffold,
     "fedadam": _adaptive("fedadam"),
     "fedyogi": _adaptive("fedyogi"),
     "fedadagrad": _adaptive("fedadagrad"),

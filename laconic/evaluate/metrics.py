@@ -13,6 +13,8 @@ Legend: S seeds, T rounds. A *curve* [T] holds the train loss of rounds 1 … T;
 - error of speedup  jackknife over seeds, see `speedup_error`.
 - bits to a loss    rounds to that loss × the bits each round moves.
 - final loss        the mean over seeds of each seed's last smoothed value.
+- mean over rounds  the mean over seeds of each seed's mean over the looks at held-out data in a span of rounds, and the
+                    standard error over seeds of it.
 """
 
 import math
@@ -111,6 +113,18 @@ def final_loss(curves_ST: ArrayLike) -> float:
     """The mean over seeds of each seed's last smoothed value; non-finite if any of those is."""
     with np.errstate(invalid="ignore", over="ignore"):
         return float(np.mean([smoothed(curve_T)[-1] for curve_T in checked_curves(curves_ST)]))
+
+
+def mean_over_rounds(
+    values_SE: ArrayLike, evaluated_at: ArrayLike, first: int, last: int
+) -> tuple[float, float] | tuple[None, None]:
+    """A held-out metric over rounds `first` to `last` → (mean, standard error over seeds); None if nobody looked."""
+    values_SE, at_E = checked_curves(values_SE), np.asarray(evaluated_at)
+    inside_E = (at_E >= first) & (at_E <= last)
+    if not inside_E.any():
+        return None, None
+    means_S = values_SE[:, inside_E].mean(axis=1)
+    return float(means_S.mean()), float(standard_error(means_S[:, None])[0])
 
 
 def diverged(curves_ST: ArrayLike) -> np.ndarray:

@@ -26,8 +26,8 @@ def summarise(
 
 
 def reference_of(methods: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Local SGD with dense messages, the yardstick; of several the one with the lowest training loss."""
-    plain = [r for r in methods if (r["method"], r["compressor"]) == ("local-sgd", "dense")]
+    """Local SGD (or FedAvg, its other name) with dense messages, the yardstick; of several the lowest loss."""
+    plain = [r for r in methods if r["method"] in ("local-sgd", "fedavg") and r["compressor"] == "dense"]
     candidates = [r for r in plain if not any(r["diverged"])]
     return min(candidates, key=lambda r: metrics.minimum_loss(curves_of(r)), default=None)
 

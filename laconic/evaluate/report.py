@@ -33,6 +33,7 @@ from laconic.evaluate.summary import (
     table_rows,
     verdict,
 )
+from laconic.federated.options import in_words
 from laconic.store import atomic
 
 __all__ = ["curves_section", "markdown_table", "page", "summary_section", "table_rows", "write_report"]
@@ -62,7 +63,8 @@ def page(records: Sequence[Record]) -> str:
     seeds = len(of_kind(records, "method")[0]["train"])
     subtitle = (
         f"{count(run['task']['parameters'])} parameters · {config['workers']} workers · {config['local_steps']} local "
-        f"steps · batch {config['batch']} · {count(config['rounds'])} rounds · {seeds} seed{'s' * (seeds > 1)}"
+        f"steps · batch {config['batch']}{in_words(config)} · {count(config['rounds'])} rounds · "
+        f"{seeds} seed{'s' * (seeds > 1)}"
     )
     sections = [("Summary", summary_section(records)), ("Curves", curves_section(records))]
     times = _times(records)

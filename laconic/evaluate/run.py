@@ -5,7 +5,7 @@ the same chunk from the same state gives the same bits.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -13,29 +13,38 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from laconic.client import Client, LocalOptimizer, Shared, local_client
+from laconic.client import Client, LocalOptimizer, Shared, gradient_client, local_client
 from laconic.compress import DENSE, Compressor, tree_bits
 from laconic.data.feed import Streamed
 from laconic.errors import LaconicError, require_positive, require_seed
-from laconic.evaluate.timing import (
-    Traffic,
-    all_gather_traffic,
-    measure_step,
-    ring_all_reduce_traffic,
-    server_traffic,
-)
+from laconic.evaluate.heldout import all_finite as all_finite
+from laconic.evaluate.heldout import heldout_metrics as heldout_metrics
+from laconic.evaluate.timing import Traffic, all_gather_traffic, ring_all_reduce_traffic, server_traffic
+from laconic.federated.options import Federated
+from laconic.federated.population import RUNS, Plan, Population, draw_population, plan_for, settle
 from laconic.outer import OuterOptimizer
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, worker_keys
+from laconic.round import (
+    Items,
+    RoundState,
+    Server,
+    communication_round,
+    draw_items,
+    init_round,
+    mean_losses,
+    worker_keys,
+)
 from laconic.tasks.base import Task
 from laconic.workers import Meshed, Simulated, Workers, check_divides
 
-EVALUATION_BATCH = 250
 TOPOLOGIES = ("server", "all-gather", "ring")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so many rounds."""
+    """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so many rounds.
+
+    With a population the K workers of a round are sampled from its clients, whose local epochs decide H.
+    """
 
     workers: int = 8
     local_steps: int = 4
@@ -43,6 +52,7 @@ class Setting:
     rounds: int = 1000
     seeds: tuple[int, ...] = (0,)
     evaluate_every: int = 20
+    federated: Federated = field(default_factory=Federated)
 
     def __post_init__(self) -> None:
         require_positive(
@@ -109,11 +119,21 @@ def local_method(label: str, local: LocalOptimizer, outer: OuterOptimizer, compr
 class Simulation:
     """One method on one task, ready to advance; `state` has a leading axis for seeds.
 
-    With a mesh the workers are spread over its devices; otherwise they share the default one.
+    With a mesh the workers are spread over its devices; otherwise they share the default one. A population may be
+    given, with leaves [S, …], in the place of one that is drawn.
     """
 
-    def __init__(self, task: Task, method: Method, setting: Setting, mesh: Mesh | None = None):
+    def __init__(
+        self,
+        task: Task,
+        method: Method,
+        setting: Setting,
+        mesh: Mesh | None = None,
+        population: Population | None = None,
+    ):
         self.K, self.H = method.budget(setting.workers, setting.local_steps)
+        self.plan, self._population = populated(task, method, setting, population)
+        self.H = self.H if self.plan is None else self.plan.local_steps
         check_workers(method, self.K)
         self.task, self.method, self.setting = jax.device_put(task), method, setting
         self._mesh = None if self.K == 1 else mesh  # one worker lives on one device
@@ -129,37 +149,42 @@ class Simulation:
             workers: Workers = Simulated(client, self.method.compressor)
         else:
             workers = Meshed(client, self.method.compressor, self._mesh)
-        return workers, Server(self.method.outer)
+        return workers, Server(self.method.outer, share_of_clients=1.0 if self.plan is None else self.plan.share)
 
     def _init(self, task: Task, keys_S: jax.Array) -> RoundState:
         workers, server = self._parts(task)
-        return jax.vmap(lambda key: init_round(task, workers, server, self.K, key))(keys_S)
+        clients = self.K if self.plan is None else self.plan.clients
+        return jax.vmap(lambda key: init_round(task, workers, server, clients, key))(keys_S)
 
     def start(self) -> RoundState:
         """The state before the first round, one for each seed."""
         return self._start(self.task, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds]))
 
-    def _chunk(self, task: Task, state: RoundState, streamed: Any, length: int) -> tuple[RoundState, jax.Array, Any]:
+    def _chunk(
+        self, task: Task, state: RoundState, streamed: Any, population: Population | None, length: int
+    ) -> tuple[RoundState, jax.Array, Any]:
         workers, server = self._parts(task)
 
-        def items_of(state: RoundState, batches: Any) -> Items:
+        def items_of(state: RoundState, batches: Any, population: Population | None) -> Items:
+            if self.plan is not None and population is not None:
+                return draw_population(self.plan, population, state)
             if isinstance(task.feed, Streamed):
                 return Items(batches, worker_keys(state, jnp.arange(self.K)))
             return draw_items(task.feed, state, self.K, self.H, self.setting.batch)
 
         def one_round(state: RoundState, items: Items) -> tuple[RoundState, jax.Array]:
             state, losses_KH = communication_round(workers, server, state, items)
-            return state, jnp.mean(losses_KH, axis=1)
+            return state, mean_losses(losses_KH, items.present)
 
-        def one_seed(state: RoundState, streamed: Any) -> tuple[RoundState, jax.Array, Any]:
+        def one_seed(state: RoundState, streamed: Any, own: Population | None) -> tuple[RoundState, jax.Array, Any]:
             # The items of all rounds at once: many small random draws inside the scan would cost more than they weigh.
             rounds_C = state.round + jnp.arange(length)
-            items_C = jax.vmap(lambda r, batches: items_of(state._replace(round=r), batches))(rounds_C, streamed)
+            items_C = jax.vmap(lambda r, batches: items_of(state._replace(round=r), batches, own))(rounds_C, streamed)
             state, losses_CK = jax.lax.scan(one_round, state, items_C)
             seen = {"finite": all_finite(state.shared), **heldout_metrics(task, state.shared)}
             return state, losses_CK, seen
 
-        return jax.vmap(one_seed)(state, streamed)
+        return jax.vmap(one_seed)(state, streamed, population)
 
     def _take_stream(self, done: int, length: int) -> Any:
         """The next `length` rounds of a stream for every seed, [S, length, K, H, B, …]; None for resident data."""
@@ -188,7 +213,7 @@ class Simulation:
         try:
             for length in _remaining(self.setting.chunks, done):
                 streamed = self._take_stream(done, length)
-                new, losses, seen = self._advance(self.task, state, streamed, length=length)
+                new, losses, seen = self._advance(self.task, state, streamed, self._population, length=length)
                 losses, heldout = np.asarray(losses), {name: np.asarray(value) for name, value in seen.items()}
                 finite_S = heldout.pop("finite")
                 if not keep_going:
@@ -215,7 +240,8 @@ class Simulation:
     def traffic(self, topology: str = "server") -> Traffic:
         """Bits that each worker sends and receives in a round."""
         shared = jax.eval_shape(lambda task: Shared(*task.init(jax.random.key(0))), self.task)
-        extra = tree_bits(shared.model_state)
+        begun = jax.eval_shape(self.method.client(self.task).begin, shared)
+        extra = tree_bits(begun) - tree_bits(shared.params)  # statistics and control variates travel beside the weights
         message = self.method.compressor.bits(shared.params) + extra
         if self.K == 1:
             return Traffic(0, 0, "one worker")
@@ -241,43 +267,26 @@ def check_workers(method: Method, K: int) -> None:
         )
 
 
-def all_finite(tree: Any) -> jax.Array:
-    """Whether every number in a tree is finite."""
-    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.all(jnp.stack(flags))
-
-
-def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str, jax.Array]:
-    """Means of the task's metrics over a whole split; nothing if there is no such split."""
-    if split not in task.feed.splits:
-        return {}
-    n = task.feed.size(split)
-    size = min(n, EVALUATION_BATCH)
-
-    def metrics(indices: jax.Array) -> dict[str, jax.Array]:
-        return task.evaluate(shared.params, shared.model_state, task.feed.take(indices, split))
-
-    full, rest = divmod(n, size)
-    sums = jax.lax.map(metrics, jnp.arange(full * size).reshape(full, size))
-    total = jax.tree.map(lambda x: jnp.sum(x, axis=0) * size, sums)
-    if rest:
-        total = jax.tree.map(lambda t, x: t + x * rest, total, metrics(jnp.arange(n - rest, n)))
-    return jax.tree.map(lambda t: t / n, total)
-
-
-def local_step_seconds(task: Task, batch: int) -> float:
-    """Seconds that one local step of plain SGD takes on this machine, for one worker, its minibatch gathered too."""
-    feed = task.feed
-    item = next(iter(feed.batches())) if isinstance(feed, Streamed) else feed.sample(jax.random.key(1), (batch,))
-    items = jax.tree.map(lambda x: jnp.asarray(x)[None], item)
-    shared = Shared(*task.init(jax.random.key(0)))
-
-    def step(task: Task, shared: Shared) -> Any:
-        client = local_client(task, LocalOptimizer("sgd").optax())
-        return client.run(shared, client.init(shared), items, jax.random.key(2))
-
-    run, task = jax.jit(step), jax.device_put(task)
-    return measure_step(lambda: run(task, shared))
+def populated(
+    task: Task, method: Method, setting: Setting, population: Population | None = None
+) -> tuple[Plan | None, Population | None]:
+    """The plan and the partitions [S, …] of a setting with a population, or nothing; what cannot work is refused."""
+    options, K, B = setting.federated, setting.workers, setting.batch
+    if population is None and not options.active:
+        return None, None
+    if method.budget(K, 1) != (K, 1):
+        raise LaconicError(f"{method.label} works on all data in one place, so it has no part in a population.")
+    if population is None:
+        plan, population = settle(options, task, K, B, RUNS, setting.seeds)
+    else:
+        plan = plan_for(options, population, K, B)
+        if population.rows.shape[0] != len(setting.seeds):
+            raise LaconicError(f"{population.rows.shape[0]} partitions for {len(setting.seeds)} seeds: give one each.")
+    if plan.uneven and method.client is gradient_client:
+        raise LaconicError(
+            f"{method.label} takes no local steps, so its clients cannot take different numbers of them."
+        )
+    return plan, jax.device_put(population)
 
 
 def _remaining(chunks: list[int], done: int) -> list[int]:

@@ -22,9 +22,11 @@ from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.evaluate.families import Numbers, check_point, names_of, parts_of, spec_of
+from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
-from laconic.evaluate.run import Setting, all_finite, heldout_metrics
-from laconic.round import RoundState, Server, communication_round, draw_items, init_round
+from laconic.evaluate.run import Setting
+from laconic.federated.population import RUNS, Population, draw_population, settle
+from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_losses
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
@@ -54,38 +56,48 @@ class Sweep:
                 f"{task.name} streams its data, but the points of a sweep share draws from resident data."
             )
         self.task, self.method, self.setting = jax.device_put(task), method, setting
+        self.plan, self._populations = None, {}
+        if setting.federated.active:
+            self.plan, found = settle(setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds)
+            self._populations = {"population_S": jax.device_put(found)}
         self._start, self._look = jax.jit(self._init), jax.jit(self._seen)
         self._advance = jax.jit(self._segment, static_argnames="length")
 
     def _parts(self, task: Task, numbers: Any) -> tuple[Simulated, Server]:
         client, outer = parts_of(self.method, task, numbers)
-        return Simulated(client, DENSE), Server(outer)
+        return Simulated(client, DENSE), Server(outer, share_of_clients=1.0 if self.plan is None else self.plan.share)
 
     def _init(self, task: Task, numbers_P: Any, keys_S: jax.Array) -> RoundState:
         def one(key: jax.Array, numbers: Any) -> RoundState:
-            return init_round(task, *self._parts(task, numbers), self.setting.workers, key)
+            clients = self.setting.workers if self.plan is None else self.plan.clients
+            return init_round(task, *self._parts(task, numbers), clients, key)
 
         return jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))(keys_S, numbers_P)
 
-    def _segment(self, task: Any, numbers_P: Any, state_SP: RoundState, length: int) -> tuple[RoundState, jax.Array]:
-        K, H, B = self.setting.workers, self.setting.local_steps, self.setting.batch
+    def _items(self, task: Any, state: RoundState, population: Population | None) -> Any:
+        if self.plan is not None and population is not None:
+            return draw_population(self.plan, population, state)
+        return draw_items(task.feed, state, self.setting.workers, self.setting.local_steps, self.setting.batch)
 
+    def _segment(
+        self, task: Any, numbers_P: Any, state_SP: RoundState, length: int, population_S: Population | None = None
+    ) -> tuple[RoundState, jax.Array]:
         def one_point(numbers: Any, state: RoundState, items_C: Any) -> tuple[RoundState, jax.Array]:
             workers, server = self._parts(task, numbers)
 
             def one_round(state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
                 state, losses_KH = communication_round(workers, server, state, items)
-                return state, jnp.mean(losses_KH)
+                return state, jnp.mean(losses_KH if items.present is None else mean_losses(losses_KH, items.present))
 
             return jax.lax.scan(one_round, state, items_C)
 
-        def one_seed(state_P: RoundState) -> tuple[RoundState, jax.Array]:
+        def one_seed(state_P: RoundState, population: Population | None) -> tuple[RoundState, jax.Array]:
             now = state_P._replace(key=state_P.key[0], round=state_P.round[0])  # the same for every point of a seed
             rounds_C = now.round + jnp.arange(length)
-            items_C = jax.vmap(lambda r: draw_items(task.feed, now._replace(round=r), K, H, B))(rounds_C)
+            items_C = jax.vmap(lambda r: self._items(task, now._replace(round=r), population))(rounds_C)
             return jax.vmap(one_point, in_axes=(0, 0, None))(numbers_P, state_P, items_C)
 
-        return jax.vmap(one_seed)(state_SP)
+        return jax.vmap(one_seed)(state_SP, population_S)
 
     def _seen(self, task: Task, state_SP: RoundState) -> dict[str, jax.Array]:
         def one(state: RoundState) -> dict[str, jax.Array]:
@@ -103,7 +115,7 @@ class Sweep:
         state = self._start(self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds]))
         segments, done = [], 0
         for length in self.setting.chunks:
-            state, losses_SPC = self._advance(self.task, numbers_P, state, length=length)
+            state, losses_SPC = self._advance(self.task, numbers_P, state, length=length, **self._populations)
             segments.append(np.asarray(losses_SPC)[:, : len(points)])
             done += length
             if tick is not None:

@@ -12,6 +12,7 @@ from laconic.evaluate.figures import our_style, png_bytes
 from laconic.evaluate.panels import COLOURS, GRID, INK, drawable, of_kind, round_values
 from laconic.evaluate.ranking import RULES, Record
 from laconic.evaluate.summary import count, duration, number, percent
+from laconic.federated.options import in_words
 from laconic.store import atomic
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def meaning(ranking: Record) -> str:
 
 def _title(run: Record) -> str:
     c = run["config"]
-    sizes = f"K = {c['workers']}, H = {c['local_steps']}, B = {c['batch']}, {count(c['rounds'])} rounds"
+    sizes = f"K = {c['workers']}, H = {c['local_steps']}, B = {c['batch']}{in_words(c)}, {count(c['rounds'])} rounds"
     return drawable(f"{c['method']} on {run['task']['name']}: {sizes}")
 
 

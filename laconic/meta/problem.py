@@ -7,7 +7,7 @@ on the run's own key and round, so two runs begun with the same key see the same
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,12 +17,15 @@ from laconic.client import LocalOptimizer, local_client
 from laconic.compress import parse_compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
+from laconic.federated.options import Federated
+from laconic.federated.population import Bank, bank_for, draw_population
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+from laconic.round import presence as presence  # who is missing from a round
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
-VALIDATION, PRESENCE = 1 << 20, (1 << 20) + 1  # streams beside the workers' own, whose ids are smaller
+VALIDATION = 1 << 20  # a round's stream beside the workers' own, whose ids are smaller
 
 
 class InnerProblem(NamedTuple):
@@ -43,7 +46,9 @@ class Inner:
 
     dropout:   the probability that a worker is missing from a round
     objective: "train" is the mean of the K·H local losses of a round, before the server's step; "valid" is the loss on
-               a batch of the validation split after it
+               a batch of the validation split after it, of B examples or, with a population, K·B
+    federated: the population that the K workers of a round are sampled from; its epochs decide H, and every run has
+               a partition of the data of its own
     """
 
     task: str = "fmnist-mlp2"
@@ -54,6 +59,7 @@ class Inner:
     compress: str = "dense"
     dropout: float = 0.0
     objective: Literal["train", "valid"] = "train"
+    federated: Federated = field(default_factory=Federated)
 
     def __post_init__(self) -> None:
         require_positive(workers=self.workers, local_steps=self.local_steps, batch=self.batch)
@@ -61,28 +67,46 @@ class Inner:
             raise LaconicError(f"dropout is the probability that a worker is missing, below 1; got {self.dropout}.")
         if self.objective not in ("train", "valid"):
             raise LaconicError(f"the objective is 'train' or 'valid', got {self.objective!r}.")
+        if self.dropout and self.federated.dropout:
+            raise LaconicError("dropout is given twice, of the task and of its population; leave one out.")
         parse_compressor(self.compress)
 
+    def bank(self, task: Task) -> Bank | None:
+        """Partitions of the task's data that runs may begin with; None without a population."""
+        if not self.federated.active:
+            return None
+        options = replace(self.federated, dropout=self.dropout or self.federated.dropout)
+        return bank_for(options, task, self.workers, self.batch)
 
-def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner) -> InnerProblem:
-    """Communication rounds on `task` with the outer optimizer `learned(φ)`."""
+
+def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner, bank: Bank | None = None) -> InnerProblem:
+    """Communication rounds on `task` with the outer optimizer `learned(φ)`.
+
+    `bank` is `inner.bank(task)`, which cannot be made inside a compiled function.
+    """
     check_fits(task, learned, inner)
     feed, K = task.feed, inner.workers
     assert isinstance(feed, Resident)
+    bank = bank or inner.bank(task)
     workers = Simulated(local_client(task, inner.local.optax()), parse_compressor(inner.compress))
 
     def begin(theta: Theta, key: jax.Array) -> RoundState:
-        return init_round(task, workers, Server(learned(theta)), K, key)
+        return init_round(task, workers, Server(learned(theta)), K if bank is None else bank.plan.clients, key)
 
-    def draw_round(state: RoundState) -> tuple[Items, jax.Array | None]:
-        items = draw_items(feed, state, K, inner.local_steps, inner.batch)
-        if inner.dropout:
-            items = items._replace(present=presence(state, K, inner.dropout))
+    def draw_round(state: RoundState, population: Any) -> tuple[Items, jax.Array | None]:
+        if bank is not None:
+            items = draw_population(bank.plan, population, state)
+        else:
+            items = draw_items(feed, state, K, inner.local_steps, inner.batch)
+            if inner.dropout:
+                items = items._replace(present=presence(state, K, inner.dropout))
         valid_key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), VALIDATION)
-        return items, feed.sample(valid_key, (inner.batch,), "valid") if inner.objective == "valid" else None
+        held_out = (inner.batch if bank is None else K * inner.batch,)
+        return items, feed.sample(valid_key, held_out, "valid") if inner.objective == "valid" else None
 
     def draw(state: RoundState, rounds: int) -> tuple[Items, jax.Array | None]:
-        return jax.vmap(lambda r: draw_round(state._replace(round=r)))(state.round + jnp.arange(rounds))
+        population = None if bank is None else bank.pick(state.key)
+        return jax.vmap(lambda r: draw_round(state._replace(round=r), population))(state.round + jnp.arange(rounds))
 
     def unroll(theta: Theta, state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
         server = Server(learned(theta))
@@ -98,13 +122,6 @@ def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner) -> Inn
 
     ceiling = math.inf if task.classes is None else 1.5 * math.log(task.classes)
     return InnerProblem(begin, draw, unroll, ceiling)
-
-
-def presence(state: RoundState, K: int, dropout: float) -> jax.Array:
-    """Who takes part in this round [K]: each with probability 1 − dropout, and always somebody."""
-    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PRESENCE)
-    uniform_K = jax.random.uniform(key, (K,))
-    return ((uniform_K >= dropout) | (uniform_K == jnp.max(uniform_K))).astype(jnp.float32)
 
 
 def mean_loss(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:

@@ -7,7 +7,7 @@ a mesh; each device estimates from its own, and the gradient, a few thousand num
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from laconic.errors import LaconicError, require_positive, unknown
+from laconic.federated.population import Bank
 from laconic.meta.estimator import GradientEstimator, Metrics
 from laconic.meta.horizon import Horizon
 from laconic.meta.mesh import AXIS, put
@@ -25,6 +26,8 @@ from laconic.meta.registry import ESTIMATORS
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.tasks.base import Task
 
+Data = tuple[Task, Bank | None]  # a task, and partitions of its data if it has a population
+AllData = tuple[tuple[Task, ...], tuple[Bank | None, ...]]
 JUDGED_SEEDS = 1 << 30  # seeds from here on are the judge's; people's seeds are small numbers
 
 
@@ -101,9 +104,12 @@ class MetaTrainer:
             check_fits(task, learned, inner)
         if mesh is not None and outer.pairs % mesh.size:
             raise LaconicError(f"{outer.pairs} pairs do not divide over {mesh.size} devices; choose a multiple.")
-        self.learned, self.inners, self.outer, self.mesh = learned, tuple(inners), outer, mesh
+        banks = [inner.bank(task) for task, inner in zip(tasks, inners, strict=True)]
+        self.inners = tuple(settled(inner, bank) for inner, bank in zip(inners, banks, strict=True))
+        self.learned, self.outer, self.mesh = learned, outer, mesh
         self._adamw = outer.adamw()
         self.tasks = self._everywhere(tuple(tasks))
+        self._data = self.tasks, self._everywhere(tuple(banks))
         whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._start = jax.jit(self._init, out_shardings=self._shardings())
         self._advance = jax.jit(self._outer_step, donate_argnums=1, out_shardings=(self._shardings(), whole))
@@ -122,7 +128,7 @@ class MetaTrainer:
         if theta is None:
             theta = self.learned.init(jax.random.fold_in(key, 0))
         self.learned.check(theta)
-        return self._start(self.tasks, *self._everywhere((theta, key)))
+        return self._start(self._data, *self._everywhere((theta, key)))
 
     def place(self, state: MetaState) -> MetaState:
         """A state read from a file, where this trainer keeps its own."""
@@ -136,12 +142,12 @@ class MetaTrainer:
 
     def advance(self, state: MetaState) -> tuple[MetaState, Progress]:
         """One outer step. The given state is used up."""
-        return self._advance(self.tasks, state)
+        return self._advance(self._data, state)
 
     def judge(self, theta: Theta, seeds: int = 4, rounds: int | None = None) -> list[np.ndarray]:
         """Capped loss curves [seeds, rounds] on each task, from seeds that neither training nor people use."""
         rounds = rounds or self.outer.horizon.longest
-        return [np.asarray(curves) for curves in self._judge(self.tasks, theta, seeds=seeds, rounds=rounds)]
+        return [np.asarray(curves) for curves in self._judge(self._data, theta, seeds=seeds, rounds=rounds)]
 
     def _everywhere(self, tree: Any) -> Any:
         return jax.device_put(tree) if self.mesh is None else put(tree, NamedSharding(self.mesh, PartitionSpec()))
@@ -154,10 +160,10 @@ class MetaTrainer:
         split = NamedSharding(self.mesh, PartitionSpec(AXIS))
         return MetaState(whole, whole, whole, (split,) * len(self.inners), whole, whole)
 
-    def _estimator(self, task: Task, inner: Inner) -> GradientEstimator:
+    def _estimator(self, data: Data, inner: Inner) -> GradientEstimator:
         o = self.outer
         return ESTIMATORS[o.estimator].make(
-            training_problem(task, self.learned, inner),
+            training_problem(data[0], self.learned, inner, data[1]),
             pairs=o.pairs,
             truncation=o.truncation,
             sigma=o.sigma,
@@ -165,16 +171,16 @@ class MetaTrainer:
             reset_diverged=o.reset_diverged,
         )
 
-    def _init(self, tasks: tuple[Task, ...], theta: Theta, key: jax.Array) -> MetaState:
-        keys = jax.random.split(jax.random.fold_in(key, 1), len(tasks))
-        rows = zip(tasks, self.inners, keys, strict=True)
-        states = tuple(self._estimator(task, inner).init(theta, key) for task, inner, key in rows)
+    def _init(self, data: AllData, theta: Theta, key: jax.Array) -> MetaState:
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(self.inners))
+        rows = zip(zip(*data, strict=True), self.inners, keys, strict=True)
+        states = tuple(self._estimator(own, inner).init(theta, key) for own, inner, key in rows)
         return MetaState(theta, theta, self._adamw.init(theta), states, jnp.int32(0), jax.random.fold_in(key, 2))
 
-    def _outer_step(self, tasks: tuple[Task, ...], state: MetaState) -> tuple[MetaState, Progress]:
-        keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(tasks))
-        rows = zip(tasks, self.inners, state.estimators, keys, strict=True)
-        found = [self._gradient(task, inner, state.theta, runs, key) for task, inner, runs, key in rows]
+    def _outer_step(self, data: AllData, state: MetaState) -> tuple[MetaState, Progress]:
+        keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(self.inners))
+        rows = zip(zip(*data, strict=True), self.inners, state.estimators, keys, strict=True)
+        found = [self._gradient(own, inner, state.theta, runs, key) for own, inner, runs, key in rows]
         gradients, states, metrics = zip(*found, strict=True)
         norms = jnp.stack([optax.tree.norm(g) for g in gradients])
         gradient = jax.tree.map(lambda *g: sum(g) / len(g), *map(self._clipped, gradients, norms))
@@ -187,14 +193,14 @@ class MetaTrainer:
         return MetaState(theta, average, adamw, states, state.step + 1, state.key), progress
 
     def _gradient(
-        self, task: Task, inner: Inner, theta: Theta, state: Any, key: jax.Array
+        self, data: Data, inner: Inner, theta: Theta, state: Any, key: jax.Array
     ) -> tuple[Theta, Any, Metrics]:
         """One task's estimate; with a mesh each device makes it from its own groups, and the gradient is averaged."""
         if self.mesh is None:
-            return self._estimator(task, inner).estimate(theta, state, key)
+            return self._estimator(data, inner).estimate(theta, state, key)
 
-        def local(task: Task, theta: Theta, state: Any, key: jax.Array) -> tuple[Theta, Any, Metrics]:
-            gradient, state, metrics = self._estimator(task, inner).estimate(theta, state, key)
+        def local(data: Data, theta: Theta, state: Any, key: jax.Array) -> tuple[Theta, Any, Metrics]:
+            gradient, state, metrics = self._estimator(data, inner).estimate(theta, state, key)
             return jax.lax.pmean(gradient, AXIS), state, metrics
 
         split, whole = PartitionSpec(AXIS), PartitionSpec()
@@ -206,16 +212,16 @@ class MetaTrainer:
             out_specs=(whole, split, split),
             check_vma=False,
         )
-        return run(task, theta, state, key)
+        return run(data, theta, state, key)
 
     def _clipped(self, gradient: Theta, norm: jax.Array) -> Theta:
         """At most `clip` long; a gradient that is not finite teaches nothing."""
         factor = jnp.minimum(1.0, self.outer.clip / jnp.maximum(norm, 1e-30)) if self.outer.clip else 1.0
         return jax.tree.map(lambda g: jnp.where(jnp.isfinite(norm), g * factor, 0), gradient)
 
-    def _curves(self, tasks: tuple[Task, ...], theta: Theta, seeds: int, rounds: int) -> list[jax.Array]:
-        def one(task: Task, inner: Inner) -> jax.Array:
-            problem = training_problem(task, self.learned, inner)
+    def _curves(self, data: AllData, theta: Theta, seeds: int, rounds: int) -> list[jax.Array]:
+        def one(own: Data, inner: Inner) -> jax.Array:
+            problem = training_problem(own[0], self.learned, inner, own[1])
 
             def run(seed: jax.Array) -> jax.Array:
                 state = problem.begin(theta, jax.random.key(seed))
@@ -224,7 +230,12 @@ class MetaTrainer:
 
             return jax.vmap(run)(JUDGED_SEEDS + jnp.arange(seeds))
 
-        return [one(task, inner) for task, inner in zip(tasks, self.inners, strict=True)]
+        return [one(own, inner) for own, inner in zip(zip(*data, strict=True), self.inners, strict=True)]
+
+
+def settled(inner: Inner, bank: Bank | None) -> Inner:
+    """The setting with the H that a population's data decides."""
+    return inner if bank is None else replace(inner, local_steps=bank.plan.local_steps)
 
 
 def score(curves: Sequence[np.ndarray], tasks: Sequence[Task], horizon: Horizon) -> float:

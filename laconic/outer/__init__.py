@@ -4,6 +4,7 @@ import jax
 
 from laconic.outer.average import average
 from laconic.outer.base import Entry, OuterOptimizer, from_optax
+from laconic.outer.fedavgm import fedavgm
 from laconic.outer.fedopt import fedadagrad, fedadam, fedyogi
 from laconic.outer.learned import LearnedOptimizer
 from laconic.outer.named import by_name
@@ -28,6 +29,7 @@ OUTER: dict[str, Entry] = {
     "average": Entry(average, "local SGD: the mean of the workers' weights"),
     "slowmo": Entry(slowmo, "SlowMo: slow momentum over rounds"),
     "nesterov": Entry(nesterov, "DiLoCo's outer step: Nesterov momentum"),
+    "fedavgm": Entry(fedavgm, "FedAvgM: FedAvg with momentum on the server"),
     "fedadam": Entry(fedadam, "FedAdam: adaptive server of Reddi et al."),
     "fedyogi": Entry(fedyogi, "FedYogi: adaptive server whose second moment moves slowly"),
     "fedadagrad": Entry(fedadagrad, "FedAdagrad: adaptive server whose squares add up"),

@@ -11,8 +11,10 @@ import jax
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Observer, Options, Silent, prepare, run_comparison
-from laconic.evaluate.run import TOPOLOGIES, Setting, local_step_seconds
+from laconic.evaluate.run import TOPOLOGIES, Setting
+from laconic.evaluate.step_time import local_step_seconds
 from laconic.evaluate.timing import Link, parse_duration, parse_link
+from laconic.federated.options import read_federated
 from laconic.recipes.config import CompareConfig, command_of
 from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
 from laconic.recipes.methods import parse_method
@@ -41,7 +43,9 @@ def compare(
         task, source = make_task_and_source(config.task)
     else:
         config = replace(config, task=task.name)
-    prepare(task, methods, setting, options)
+    (first, _), *_ = prepare(task, methods, setting, options)
+    if first.plan is not None:
+        config = replace(config, local_steps=first.H)  # the data of a population decides it
     if options.link is not None and options.step_seconds is None:
         options = replace(options, step_seconds=local_step_seconds(task, config.batch))
     if "test" not in task.feed.splits:
@@ -107,6 +111,7 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
         config.rounds,
         seeds,
         min(config.evaluate_every, config.rounds),
+        config.federated,
     )
     if config.topology not in TOPOLOGIES or not config.optimizers:
         raise LaconicError(f"a comparison needs optimizers and a topology of {', '.join(TOPOLOGIES)}.")
@@ -130,6 +135,7 @@ def _json(config: CompareConfig) -> dict[str, Any]:
 
 
 def _from_json(values: dict[str, Any], folder: Path) -> CompareConfig:
+    values = read_federated(values, str(folder))
     known = {f.name for f in fields(CompareConfig)}
     if set(values) != known:
         wrong = sorted(set(values) ^ known)

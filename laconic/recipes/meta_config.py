@@ -1,11 +1,12 @@
 """Meta-training as data: a frozen config."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError, unknown
+from laconic.federated.options import Federated
 from laconic.meta.horizon import Horizon
 from laconic.meta.problem import Inner
 from laconic.meta.train import Outer
@@ -21,7 +22,7 @@ class MetaConfig:
     """What it sees: lopt-a the mean delta, lagg-a every worker's; without -a no accumulators."""
     tasks: tuple[str, ...] = ("fmnist-mlp2",)
     """What to train on: names from `laconic tasks`; a task's own numbers follow an @, as in
-    cifar10-cnn@workers=4,local_steps=2,batch=64,gamma=0.1."""
+    cifar10-cnn@workers=4,local_steps=2,batch=64,gamma=0.1 or fmnist-mlp2@clients=400,alpha=0.1."""
     workers: int = 8
     """K, how many workers a task has unless it says otherwise."""
     local_steps: int = 4
@@ -38,6 +39,8 @@ class MetaConfig:
     """How messages are compressed inside the unroll, e.g. topk:0.01+ef."""
     dropout: float = 0.0
     """The probability that a worker is missing from a round."""
+    federated: Federated = field(default_factory=Federated)
+    """The population that workers are sampled from, unless a task says otherwise; each run has a fresh partition."""
     objective: Literal["train", "valid"] = "train"
     """The meta-loss: the workers' train loss, or the validation loss after each server step."""
     steps: int = 6000
@@ -124,22 +127,37 @@ TASK_OPTIONS: dict[str, type] = {
     "dropout": float,
     "objective": str,
 }
+POPULATION_OPTIONS: dict[str, type] = {  # dropout is the task's
+    "clients": int,
+    "alpha": float,
+    "epochs": int,
+    "spread": float,
+    "least_work": float,
+    "weighting": str,
+}
 
 
 def parse_inner(spec: str, config: MetaConfig) -> Inner:
     """`task` or `task@option=value,…`; what it does not say comes from the config."""
     task, at, tail = spec.partition("@")
     parse_spec(task)
+    known = TASK_OPTIONS | POPULATION_OPTIONS
     values: dict[str, Any] = {name: getattr(config, name) for name in TASK_OPTIONS}
+    population: dict[str, Any] = {}
     for item in tail.split(",") if at else []:
         key, equals, text = item.partition("=")
         if not equals:
             raise LaconicError(f"task {spec!r}: {item!r} is not option=value; write {task}@option=value,….")
-        if key not in TASK_OPTIONS:
-            raise unknown(f"option of task {task}", key, TASK_OPTIONS)
+        if key not in known:
+            raise unknown(f"option of task {task}", key, known)
         try:
-            values[key] = TASK_OPTIONS[key](text)
+            (values if key in TASK_OPTIONS else population)[key] = known[key](text)
         except ValueError:
             raise LaconicError(f"task {spec!r}: {key} must be a number, got {text!r}.") from None
     local = LocalOptimizer(values.pop("local"), values.pop("gamma"), clip=values.pop("local_clip"))
-    return Inner(task=task, local=local, **values)
+    return Inner(task=task, local=local, **values, federated=replace(config.federated, **population))
+
+
+def described(inner: Inner) -> str:
+    """A task as a card names it, its population after an @."""
+    return f"{inner.task}@{inner.federated.words()}" if inner.federated.active else inner.task

@@ -14,6 +14,7 @@ import numpy as np
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
 from laconic.evaluate.learning_curve import learning_curve
+from laconic.federated.options import read_federated
 from laconic.recipes.folder import new_folder, read_run
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.meta_run import Best, MetaRun, kept
@@ -53,7 +54,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 def read_config(header: dict[str, Any], folder: Path) -> MetaConfig:
     """The settings that a folder's run was begun with."""
-    values, known = header["config"], {f.name for f in fields(MetaConfig)}
+    values, known = read_federated(header["config"], str(folder)), {f.name for f in fields(MetaConfig)}
     if set(values) != known:
         wrong = ", ".join(sorted(set(values) ^ known))
         raise LaconicError(f"the settings in {folder} differ from this version's in {wrong}; start anew.")
@@ -124,7 +125,8 @@ def publish(run: MetaRun) -> None:
     def write() -> None:
         header = read(run.folder / RECORDS)[0]
         for which, theta, step in (("best", run.best.theta, run.best.step), ("last", kept(run.state.theta), run.done)):
-            publish_run(run.folder / f"{which}.safetensors", run.config, header, theta, step, run.seconds)
+            inners = run.trainer.inners
+            publish_run(run.folder / f"{which}.safetensors", run.config, header, theta, step, run.seconds, inners)
 
     by_the_first(write)
 

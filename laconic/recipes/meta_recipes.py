@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from laconic.federated.options import Federated
 from laconic.recipes.meta_config import MetaConfig
 
 _FMNIST = MetaConfig()
@@ -33,6 +34,17 @@ _GENERAL = (
 _MORE = (
     "fmnist-mlp3@workers=8,local_steps=4,batch=64",
     "digits-mlp@workers=8,local_steps=4,batch=16",
+)
+
+_FEDERATED = replace(
+    _FMNIST,
+    workers=10,
+    batch=20,
+    gamma=0.1,
+    federated=Federated(400, 0.1),
+    objective="valid",
+    steps=2000,
+    ramp=1600,
 )
 
 
@@ -95,6 +107,25 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
             judge_every=700,
             judge_seeds=1,
             init="lopt-a-general",
+        ),
+    ),
+    "fedlopt-fmnist": (
+        "FedLOpt for Fashion-MNIST's 2-layer MLP: 400 clients with class mixes of Dirichlet(0.1), 10 a round",
+        _FEDERATED,
+    ),
+    "fedlopt-fmnist-homogeneous": (
+        "the same with Dirichlet(100): clients that hardly differ",
+        replace(_FEDERATED, federated=Federated(400, 100.0)),
+    ),
+    "fedlagg-fmnist": ("FedLAgg for the first, at a fixed K = 10", replace(_FEDERATED, architecture="lagg-a")),
+    "fedlopt-cifar10-cnn": (
+        "FedLOpt for CIFAR-10's CNN: 400 clients with class mixes of Dirichlet(0.1), 10 a round",
+        replace(_FEDERATED, tasks=("cifar10-cnn",), steps=500, ramp=400, judge_every=100),
+    ),
+    "fedlopt-cifar10-cnn-homogeneous": (
+        "the same with Dirichlet(100)",
+        replace(
+            _FEDERATED, tasks=("cifar10-cnn",), steps=500, ramp=400, judge_every=100, federated=Federated(400, 100.0)
         ),
     ),
     "lopt-a-digits": ("LOpt-A for the bundled digits: no download, a few minutes on a laptop", _SMALL),

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import optax
 
-from laconic.client import LocalOptimizer, gradient_client
+from laconic.client import Client, LocalOptimizer, gradient_client, local_client
 from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, require_seed, unknown
 from laconic.evaluate.families import own_names
-from laconic.evaluate.run import Method, local_method
+from laconic.evaluate.run import Method
+from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.outer import OUTER, OuterOptimizer, from_optax
+from laconic.tasks.base import Task
 from laconic.zoo import cards, load, published
 
 FLOAT32_MAX = 3.4028234e38
@@ -31,12 +33,18 @@ class Entry(NamedTuple):
     summary: str
 
 
+def plain_client(task: Task, local: LocalOptimizer) -> Client:
+    """Steps of the local optimizer and nothing else."""
+    return local_client(task, local.optax())
+
+
 class Parts(NamedTuple):
-    """What a method is made of."""
+    """What a method is made of; `client` makes a worker of the local optimizer."""
 
     local: LocalOptimizer | None
     outer: OuterOptimizer
     budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
+    client: Callable[[Task, LocalOptimizer], Client] = plain_client
 
 
 def local_sgd(K: int, gamma: float = 0.5) -> Parts:
@@ -52,6 +60,30 @@ def slowmo(K: int, gamma: float = 0.1, alpha: float = 1.0, beta: float = 0.95) -
 def diloco(K: int, gamma: float = 1e-3, lr: float = 0.7, momentum: float = 0.9, local: str = "adamw") -> Parts:
     """Douillard et al. (2024)."""
     return Parts(LocalOptimizer(local, gamma), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum))
+
+
+def fedavg(K: int, gamma: float = 0.1) -> Parts:
+    """McMahan et al. (2017): local SGD, by the name it has in federated learning."""
+    return local_sgd(K, gamma)
+
+
+def fedavgm(K: int, gamma: float = 0.1, eta: float = 1.0, beta: float = 0.9) -> Parts:
+    """Hsu et al. (2019)."""
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedavgm"].make(eta=eta, beta=beta))
+
+
+def fedprox(K: int, gamma: float = 0.1, mu: float = 0.01) -> Parts:
+    """Li et al. (2020)."""
+    if mu < 0:
+        raise LaconicError(f"fedprox: mu must not be negative, got {mu}.")
+    client = lambda task, local: proximal_client(task, local.optax(), mu)
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["average"].make(), client=client)
+
+
+def scaffold(K: int, gamma: float = 0.05, eta: float = 1.0) -> Parts:
+    """Karimireddy et al. (2020), option II."""
+    client = lambda task, local: scaffold_client(task, local.optax(), local.learning_rate)
+    return Parts(LocalOptimizer("sgd", gamma), from_optax(optax.sgd(eta)), client=client)
 
 
 def fedadam(
@@ -107,6 +139,10 @@ METHODS: dict[str, Entry] = {
     "local-sgd": Entry(local_sgd, "average the workers' weights after H local SGD steps"),
     "slowmo": Entry(slowmo, "local SGD with slow momentum on the server"),
     "diloco": Entry(diloco, "AdamW locally, Nesterov momentum on the server"),
+    "fedavg": Entry(fedavg, "federated averaging: local SGD by its other name"),
+    "fedavgm": Entry(fedavgm, "federated averaging with momentum on the server"),
+    "fedprox": Entry(fedprox, "federated averaging with a proximal term that holds clients near the shared weights"),
+    "scaffold": Entry(scaffold, "federated averaging with control variates against client drift (option II)"),
     "fedadam": Entry(fedadam, "local SGD with an Adam-like server"),
     "fedyogi": Entry(fedyogi, "local SGD with a Yogi-like server"),
     "fedadagrad": Entry(fedadagrad, "local SGD with an Adagrad-like server"),
@@ -191,7 +227,7 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
         return Method(label, gradient_client, parts.outer, how, name, parts.budget)
     said = {field: common[key] for key, field in {"clip": "clip", "decay": "weight_decay"}.items() if key in given}
     local = replace(parts.local, **said)
-    return replace(local_method(label, local, parts.outer, how), name=name, budget=parts.budget)
+    return Method(label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget)
 
 
 def _number_like(default: Any, text: str, spec: str, key: str) -> Any:

@@ -1,5 +1,6 @@
 """From a meta-training run to a file others can load: the weights and a card that says how they came about."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import numpy as np
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS
+from laconic.federated.options import in_words
+from laconic.meta.problem import Inner
 from laconic.outer.learned import Theta
-from laconic.recipes.meta_config import MetaConfig
+from laconic.recipes.meta_config import MetaConfig, described
 from laconic.store.runlog import read
 from laconic.zoo import Card, load, publish
 
@@ -17,13 +20,22 @@ LICENSE = "Apache-2.0"
 
 
 def publish_run(
-    path: Path, config: MetaConfig, header: dict[str, Any], theta: Theta, step: int, seconds: float
+    path: Path,
+    config: MetaConfig,
+    header: dict[str, Any],
+    theta: Theta,
+    step: int,
+    seconds: float,
+    inners: Sequence[Inner] | None = None,
 ) -> None:
-    """Write φ after `step` outer steps of the run that `header` began; results and limits come later, if ever."""
-    learned, inners, origin = config.learned(), config.inners(), header["provenance"]
+    """Write φ after `step` outer steps of the run that `header` began; results and limits come later, if ever.
+
+    `inners` are the config's, with the H that the data of populations came to.
+    """
+    learned, inners, origin = config.learned(), inners or config.inners(), header["provenance"]
     trained_on = [
         {
-            "task": inner.task,
+            "task": described(inner),
             "workers": inner.workers,
             "local_steps": inner.local_steps,
             "batch": inner.batch,
@@ -34,7 +46,7 @@ def publish_run(
     ]
     card = Card(
         name=path.stem,
-        summary=f"{config.architecture} meta-trained on {', '.join(inner.task for inner in inners)}",
+        summary=f"{config.architecture} meta-trained on {', '.join(map(described, inners))}",
         architecture=config.architecture,
         workers=learned.workers,
         local=asdict(inners[0].local),
@@ -87,8 +99,8 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
         raise LaconicError(f"{folder} has no method labelled {label!r}.")
     curve = np.mean(np.asarray(_method(records, label)["heldout"]["accuracy"], float), axis=0)
     setting = (
-        f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}, {config['rounds']} rounds, "
-        f"{config['seeds']} seeds from {config['first_seed']}"
+        f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}, "
+        f"{config['rounds']} rounds, {config['seeds']} seeds from {config['first_seed']}"
     )
     target, reference = summary["target_loss"], summary["reference"]  # none where local SGD diverged or was left out
     measured = {

@@ -3,6 +3,7 @@
 Legend: S seeds, T rounds, E looks at the test set.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +16,12 @@ from laconic.reproduce.experiment import Across, Experiment
 
 Record = dict[str, Any]
 Look = tuple[str, tuple[float, ...]]  # a colour, and dashes where there are more labels than colours
-REFERENCE, BOUND = "Local SGD", "small-batch-sgd"
+REFERENCE, BOUND = ("Local SGD", "FedAvg"), "small-batch-sgd"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A mean over seeds and its standard error at x; NaN where there is nothing to draw. `level`: a dotted line."""
+    """A mean over seeds and its error at x (or deviation); NaN where nothing is drawn. `level`: a dotted line."""
 
     label: str
     colour: str
@@ -56,15 +57,22 @@ def all_axes(experiment: Experiment, panels: Mapping[str, Sequence[Record]]) -> 
         for kind in panel.shown:
             methods = of_kind(panels[panel.name], "method")
             lines = [_line(m, kind, m["label"], *looks[m["label"]]) for m in methods]
+            if panel.band == "standard deviation":
+                lines = [_deviating(line, m) for line, m in zip(lines, methods, strict=True)]
             found.append(_axes(panel.title, kind, lines))
     found += [_across(experiment, across, panels, looks) for across in experiment.across if across.kind != "bars"]
     return found
 
 
+def _deviating(line: Line | None, method: Record) -> Line | None:
+    """The line with the standard deviation over seeds for its band."""
+    return None if line is None else replace(line, error=line.error * math.sqrt(len(method["train"])))
+
+
 def looks_of(panels: Mapping[str, Sequence[Record]]) -> dict[str, Look]:
     """One colour and dashes a label in the whole figure, the yardstick in black."""
     labels = dict.fromkeys(m["label"] for records in panels.values() for m in of_kind(records, "method"))
-    others = [label for label in labels if label != REFERENCE]
+    others = [label for label in labels if label not in REFERENCE]
     n = len(COLOURS)
     looks = {label: (COLOURS[i % n], DASHES[i // n % len(DASHES)]) for i, label in enumerate(others)}
     return {label: looks.get(label, (INK, ())) for label in labels}

@@ -9,9 +9,10 @@ import numpy as np
 from laconic.evaluate.figures import CEILING, our_style
 from laconic.evaluate.panels import COLOURS, GRID, INK, round_values
 from laconic.evaluate.summary import MISSING
+from laconic.reproduce import outcome
 from laconic.reproduce.curves import Axes, Line, Look, all_axes, looks_of
 from laconic.reproduce.experiment import Experiment
-from laconic.reproduce.outcome import METRICS
+from laconic.reproduce.mixes import mixes_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Plot
@@ -35,6 +36,8 @@ def experiment_figure(
     """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its title."""
     from matplotlib.figure import Figure
 
+    if experiment.mixes:
+        return mixes_figure(experiment.title, rows, note, min(columns, 2))
     if experiment.sweeps:
         return _sweeps_figure(experiment, rows, note)
     shown = all_axes(experiment, panels)
@@ -149,7 +152,7 @@ def draw_bars(
     plot.set_xticks(range(len(experiment.panels)), [_short(p.title) for p in experiment.panels], fontsize=6.5)
     plot.set_xlim(-0.5, len(experiment.panels) - 0.5)  # also where a bar is missing
     plot.set_title(f"{title} (◇ the paper)", loc="left", fontsize=10, fontweight="bold")
-    plot.set_ylabel(METRICS[metric].title.format(target="the target loss"))
+    plot.set_ylabel(outcome.COLUMNS[metric].title.format(target="the target loss"))
     plot.grid(color=GRID, linewidth=0.7, axis="y")
     plot.set_axisbelow(True)
 

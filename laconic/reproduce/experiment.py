@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from laconic.federated.options import Federated
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.sweep import SweepConfig
@@ -42,7 +43,8 @@ class Panel:
 
     config:  its setting and hand-designed methods, each with a label; those of `learned` come after them
     paper:   label → the paper's number, of the first of `metrics`; `paper_target` is the loss that its rounds are to
-    metrics: keys of `outcome.METRICS`, the columns of its table · shown: keys of `draw.KINDS`, an axes each
+    metrics: keys of `outcome.COLUMNS`, the columns of its table · shown: keys of `draw.KINDS`, an axes each
+    band:    what is shaded around a curve, over seeds
     """
 
     name: str
@@ -53,6 +55,18 @@ class Panel:
     paper_target: float | None = None
     metrics: tuple[str, ...] = ("speedup", "final_train")
     shown: tuple[str, ...] = ("train",)
+    band: Literal["standard error", "standard deviation"] = "standard error"
+
+
+@dataclass(frozen=True)
+class MixPanel:
+    """How a population's classes are mixed: a task, a population of it, and how many of its clients are drawn."""
+
+    name: str
+    title: str
+    task: str
+    federated: Federated
+    drawn: int = 30
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,7 @@ class Experiment:
     across: tuple[Across, ...] = ()
     sweeps: tuple[SweepPanel, ...] = ()
     listings: tuple[Listing, ...] = ()
+    mixes: tuple[MixPanel, ...] = ()
 
     def optimizers(self) -> dict[str, Learned]:
         """The learned optimizers that its panels need, each once."""
@@ -113,6 +128,7 @@ class Experiment:
     def tasks(self) -> list[str]:
         """The tasks it trains on, by name alone, each once."""
         specs = [panel.config.task for panel in self.panels] + [sweep.config.task for sweep in self.sweeps]
+        specs += [mix.task for mix in self.mixes]
         specs += [inner.task for learned in self.optimizers().values() for inner in learned.config.inners()]
         return list(dict.fromkeys(spec.partition(":")[0] for spec in specs))
 
@@ -133,6 +149,8 @@ def needs(experiment: Experiment) -> str:
         parts.append(f"{_plural(len(trained), 'learned optimizer')} of {steps}{besides}")
     if experiment.sweeps:
         parts.append(_plural(len({panel.sweep for panel in experiment.sweeps}), "sweep"))
+    if experiment.mixes:
+        parts.append(_plural(len(experiment.mixes), "partition"))
     return f"{'; '.join(parts)}; tasks {', '.join(experiment.tasks())}"
 
 

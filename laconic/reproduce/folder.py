@@ -6,6 +6,7 @@ from typing import Any
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
+from laconic.federated.options import Federated
 from laconic.reproduce.experiment import Experiment
 from laconic.store.runlog import RunLog, plain, provenance, read
 
@@ -78,14 +79,20 @@ def begun(folder: Path, config: Any) -> bool:
         for name in (RECORDS, f".{CHECKPOINT}.probe"):
             (folder / name).unlink(missing_ok=True)
         return False
-    theirs, ours = read(folder / RECORDS)[0]["config"], plain(config)
-    different = sorted(key for key in ours if key != "out" and _bare(theirs.get(key)) != _bare(ours[key]))
+    theirs, ours = with_default_population(read(folder / RECORDS)[0]["config"]), plain(config)
+    decided = {"out"} | ({"local_steps"} if config.federated.active else set())  # by the data of a population
+    different = sorted(key for key in ours if key not in decided and _bare(theirs.get(key)) != _bare(ours[key]))
     if different:
         raise LaconicError(
             f"{folder} was begun with another {', '.join(different)}; move it away to have it run anew, or choose "
             "another --out."
         )
     return True
+
+
+def with_default_population(config: Record) -> Record:
+    """A record's settings, from before there were populations too: then there was none."""
+    return {"federated": plain(Federated()), **config}
 
 
 def _kinds(folder: Path) -> list[str]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from laconic.evaluate import metrics
 from laconic.evaluate.panels import of_kind
 from laconic.evaluate.ranking import RULES, ranked
 from laconic.evaluate.summary import count, number, percent, with_error
@@ -21,6 +22,19 @@ class Metric(NamedTuple):
     text: Callable[[Any, Any], str]
 
 
+class Span(NamedTuple):
+    """Mean test accuracy over a span of rounds, from a method's own record; it reads as a metric does."""
+
+    title: str
+    first: int
+    last: int
+    text: Callable[[Any, Any], str]
+
+
+def _percent_with_error(value: float | None, error: float | None) -> str:
+    return percent(value) if value is None or not error else f"{100 * value:.2f} ± {100 * error:.2f} %"
+
+
 METRICS: dict[str, Metric] = {
     "speedup": Metric("speedup", "speedup", "speedup_error", lambda x, e: with_error(x, e, "×")),
     "rounds": Metric("rounds to {target}", "rounds_to_target", None, lambda x, e: count(x)),
@@ -29,6 +43,13 @@ METRICS: dict[str, Metric] = {
     "test_accuracy": Metric("test accuracy", "test_accuracy", None, lambda x, e: percent(x)),
     "sent_megabytes": Metric("MB sent", "sent_megabytes", None, lambda x, e: number(x)),
 }
+
+
+SPANS: dict[str, Span] = {
+    "accuracy_181_200": Span("test accuracy, rounds 181–200", 181, 200, _percent_with_error),
+    "accuracy_951_1000": Span("test accuracy, rounds 951–1000", 951, 1000, _percent_with_error),
+}
+COLUMNS: dict[str, Metric | Span] = {**METRICS, **SPANS}  # whatever may be a column of a panel's table
 
 
 def rows_of(experiment: Experiment, panels: Mapping[str, Sequence[Record]]) -> list[Record]:
@@ -41,14 +62,24 @@ def _panel_rows(panel: Panel, records: Sequence[Record]) -> list[Record]:
     summary, rows = of_kind(records, "summary")[-1], []
     for found in summary["rows"]:
         for metric in panel.metrics:
-            field, error = METRICS[metric].field, METRICS[metric].error
-            row = _row(panel.name, found["label"], metric, found[field], None if error is None else found[error])
+            row = _row(panel.name, found["label"], metric, *_measured(COLUMNS[metric], found, records))
             if metric == "rounds":
                 row |= {"target": summary["target_loss"], "paper_target": panel.paper_target}
             if metric == panel.metrics[0] and found["label"] in panel.paper:
                 row |= _beside(row, panel.paper[found["label"]])
             rows.append(row)
     return rows
+
+
+def _measured(metric: Metric | Span, found: Record, records: Sequence[Record]) -> tuple[float | None, float | None]:
+    """A metric and its error, of a row of the summary; weights that are no longer numbers have no accuracy."""
+    if isinstance(metric, Metric):
+        return found[metric.field], None if metric.error is None else found[metric.error]
+    method = next(m for m in of_kind(records, "method") if m["label"] == found["label"])
+    values = method["heldout"].get("accuracy")
+    if values is None or any(method["diverged"]):
+        return None, None
+    return metrics.mean_over_rounds(values, method["evaluated_at"], metric.first, metric.last)
 
 
 def _row(panel: str, label: str, metric: str, ours: float | None, error: float | None) -> Record:

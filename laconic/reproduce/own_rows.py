@@ -41,5 +41,7 @@ def _setting(panel: SweepPanel) -> str:
 
 def _sweep(panel: SweepPanel, name: str) -> SweepPanel:
     config = replace(panel.config, method=name, grid=OUTER[name].grid, points=())
-    sweep = f"{config.task}-k{config.workers}-h{config.local_steps}-{name}"
+    alpha = config.federated.alpha
+    setting = f"k{config.workers}-h{config.local_steps}" if alpha is None else f"alpha{alpha:g}"
+    sweep = f"{config.task}-{setting}-{name}"
     return SweepPanel(sweep, f"{_setting(panel)}: {name}", config, panel.rank_by, {})

@@ -11,7 +11,8 @@ from laconic.evaluate.panels import of_kind
 from laconic.evaluate.summary import MISSING, number
 from laconic.reproduce.draw import experiment_figure
 from laconic.reproduce.experiment import AVERAGE, Experiment
-from laconic.reproduce.outcome import METRICS
+from laconic.reproduce.mixes import HEADERS, mix_lines
+from laconic.reproduce.outcome import COLUMNS
 from laconic.reproduce.scale import SMOKE_LINE, SMOKE_SIZES
 from laconic.store import atomic
 
@@ -39,7 +40,7 @@ def write_outcome(
         "table.md": markdown(experiment, record, panels).encode(),
         "table.html": page(experiment, record, panels, png).encode(),
     }
-    if experiment.panels:  # the same in one column, for the report on a phone
+    if experiment.panels or experiment.mixes:  # the same in one column, for the report on a phone
         slim = experiment_figure(experiment, panels, record["rows"], note, columns=1)
         contents["figure-narrow.png"] = png_bytes(slim)
     for name, data in contents.items():
@@ -51,8 +52,10 @@ def write_outcome(
 
 
 def tables(experiment: Experiment, rows: Sequence[Record]) -> list[Table]:
-    """The experiment's own table, or that of its tuned values, then what the paper lists besides."""
-    found = [hparams_table(rows)] if experiment.sweeps else [panels_table(experiment, rows)]
+    """The experiment's own table, or that of its tuned values or class mixes, then what the paper lists besides."""
+    found = [hparams_table(rows)] if experiment.sweeps else []
+    found += [Table(experiment.title, HEADERS, mix_lines(rows))] if experiment.mixes else []
+    found += [panels_table(experiment, rows)] if experiment.panels or not found else []
     found += [Table(x.title, list(x.headers), [list(row) for row in x.rows]) for x in experiment.listings]
     return found
 
@@ -77,7 +80,7 @@ def panels_table(experiment: Experiment, rows: Sequence[Record]) -> Table:
 
 def _heading(metric: str, rows: Sequence[Record]) -> str:
     targets = {row["target"] for row in rows if row.get("target") is not None}
-    return METRICS[metric].title.format(target=" or ".join(number(t) for t in sorted(targets)) or "the target loss")
+    return COLUMNS[metric].title.format(target=" or ".join(number(t) for t in sorted(targets)) or "the target loss")
 
 
 def _paper_target(rows: Sequence[Record]) -> str:
@@ -89,7 +92,7 @@ def _paper_target(rows: Sequence[Record]) -> str:
 def _cells(row: Record | None, metric: str, beside: bool) -> list[str]:
     if row is None:
         return ["", "", ""] if beside else [""]
-    text = METRICS[metric].text
+    text = COLUMNS[metric].text
     cells = [text(row["ours"], row["error"])]
     if beside:
         shown = text(row["paper"], row["paper_error"]) if row["in_paper"] else ""

@@ -5,14 +5,15 @@ from typing import Any
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS
-from laconic.recipes.meta_config import MetaConfig
+from laconic.recipes.meta_config import MetaConfig, described
 from laconic.recipes.sweep import SweepConfig
+from laconic.reproduce.folder import with_default_population
 from laconic.store.runlog import plain, read
 from laconic.zoo import cards
 
 SWEEPS_FOLDER = Path("results") / "sweeps"
 # what two sweeps must agree in
-SETTING = ("task", "method", "grid", "points", "workers", "local_steps", "batch", "rounds")
+SETTING = ("task", "method", "grid", "points", "workers", "local_steps", "batch", "rounds", "federated")
 
 
 def matches(name: str, config: MetaConfig) -> bool:
@@ -20,9 +21,10 @@ def matches(name: str, config: MetaConfig) -> bool:
     card = cards().get(name)
     if card is None or card.architecture != config.architecture:
         return False
-    keys = ("task", "workers", "local_steps", "compress", "dropout")
-    theirs = [tuple(row[key] for key in keys) for row in card.trained_on]
-    return theirs == [tuple(getattr(inner, key) for key in keys) for inner in config.inners()]
+    theirs = [tuple(row[key] for key in ("task", "workers", "compress", "dropout")) for row in card.trained_on]
+    ours = [(described(inner), inner.workers, inner.compress, inner.dropout) for inner in config.inners()]
+    steps = zip(config.inners(), card.trained_on, strict=False)  # with a population the data decides them
+    return theirs == ours and all(i.federated.active or i.local_steps == row["local_steps"] for i, row in steps)
 
 
 def find_sweep(config: SweepConfig, root: Path = SWEEPS_FOLDER) -> list[dict[str, Any]] | None:
@@ -34,7 +36,8 @@ def find_sweep(config: SweepConfig, root: Path = SWEEPS_FOLDER) -> list[dict[str
             continue
         kinds = [record.get("kind") for record in records]
         if kinds[:1] == ["run"] and kinds[-1] == "ranking":
-            theirs, ours = records[0]["config"], plain(config)
-            if all(theirs.get(key) == ours[key] for key in SETTING):
+            theirs, ours = with_default_population(records[0]["config"]), plain(config)
+            decided = {"local_steps"} if config.federated.active else set()
+            if all(theirs.get(key) == ours[key] for key in SETTING if key not in decided):
                 return records
     return None

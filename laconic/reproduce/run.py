@@ -21,6 +21,7 @@ from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep
 from laconic.reproduce.compiling import compiled_for
 from laconic.reproduce.experiment import Experiment, Learned, Panel
 from laconic.reproduce.folder import begin, begun, conclude, finished, read_header
+from laconic.reproduce.mixes import mix_rows
 from laconic.reproduce.outcome import hparam_rows, rows_of
 from laconic.reproduce.page import write_outcome
 from laconic.reproduce.recorded import find_sweep, matches
@@ -104,7 +105,7 @@ def carry_out(
     # what is on record was swept in the paper's setting, and stands in for that alone
     standing = {name: recorded[name] for name, config in sweeps.items() if config == full[name]}
     found = {name: standing.get(name) or _run_sweep(name, config, place) for name, config in sweeps.items()}
-    rows = rows_of(experiment, panels) + hparam_rows(experiment, found, recorded)
+    rows = rows_of(experiment, panels) + hparam_rows(experiment, found, recorded) + mix_rows(experiment)
     record = conclude(folder, experiment, scale, files, rows)
     write_outcome(folder, experiment, record, panels)
     return folder, record

@@ -8,7 +8,7 @@ from dataclasses import replace
 from laconic.errors import unknown
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.sweep import SweepConfig
+from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.experiment import Experiment, Learned, Panel, SweepPanel, Use
 from laconic.tasks.catalog import TASKS
 
@@ -18,7 +18,7 @@ ROUNDS, SEEDS, BATCH, TARGET = 50, 2, 8, 1.5
 STEPS = 5  # outer steps of meta-training
 SMOKE_SIZES = (
     f"K and H are a quarter of what panels and labels say; {ROUNDS} rounds of batch {BATCH}, {SEEDS} seeds, narrow "
-    f"networks, {STEPS} outer steps of meta-training"
+    f"networks, {STEPS} outer steps of meta-training; with a population its data decides H"
 )
 WIDTHS = {"cnn": 2, "cnn-bn": 2}  # by what a task's name ends in; 16 for all others
 POINTS = {"slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")}  # 16 of its 487

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from laconic.evaluate.ranking import RULES, Rule, kept_rounds, point_record, ran
 from laconic.evaluate.run import Setting, Simulation
 from laconic.evaluate.sweep import Outcome, Sweep, chunks_of, run_sweep
 from laconic.evaluate.sweep_report import MEANING
+from laconic.federated import Federated
 from laconic.recipes.methods import options_of, parse_method
 from laconic.store.runlog import RunLog, plain, read
 from laconic.tasks.base import plain_task
@@ -31,6 +33,10 @@ POINTS = {
     "local-sgd": [{"gamma": 0.3}, {"gamma": 0.05}],
     "slowmo": [{"gamma": 0.1, "alpha": 1.0, "beta": 0.9}, {"gamma": 0.3, "alpha": 0.5 / 0.3, "beta": 0.0}],
     "diloco": [{"gamma": 0.003, "lr": 0.7, "momentum": 0.9}, {"gamma": 0.01, "lr": 0.3, "momentum": 0.5}],
+    "fedavg": [{"gamma": 0.3}, {"gamma": 0.05}],
+    "fedavgm": [{"gamma": 0.1, "eta": 1.0, "beta": 0.9}, {"gamma": 0.05, "eta": 0.5, "beta": 0.0}],
+    "fedprox": [{"gamma": 0.1, "mu": 0.01}, {"gamma": 0.1, "mu": 1.0}],
+    "scaffold": [{"gamma": 0.1}, {"gamma": 0.03}],
     "fedadam": [{"gamma": 0.1, "eta": 0.01}, {"gamma": 0.3, "eta": 0.003}],
     "fedyogi": [{"gamma": 0.1, "eta": 0.01}, {"gamma": 0.3, "eta": 0.003}],
     "fedadagrad": [{"gamma": 0.1, "eta": 0.1}, {"gamma": 0.3, "eta": 0.03}],
@@ -88,6 +94,17 @@ def test_a_point_is_the_run_that_compare_would_make(method):
     assert outcome.curves.dtype == np.float32
     assert outcome.finite.all()
     assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()  # the points do differ
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedadam"])
+def test_a_point_with_a_population_is_the_run_that_compare_would_make(method):
+    task, point = make_task("digits-mlp:width=4"), POINTS[method][1]
+    options = Federated(20, 0.3, spread=0.5, dropout=0.3, least_work=0.5, weighting="fednova")
+    setting = replace(SETTING, federated=options, rounds=6, evaluate_every=3)
+    outcome = Sweep(task, method, setting).run(POINTS[method], 2)
+    expected = curves_of(Simulation(task, parse_method(spec_of(method, point), 2), setting))
+    np.testing.assert_allclose(outcome.curves[1], expected, rtol=1e-5)
+    assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()
 
 
 def test_a_point_on_a_real_task_is_the_run_that_compare_would_make():

@@ -364,7 +364,8 @@ def test_a_recipe_is_valid(name):
     assert summary
     outer, inners, learned = config.outer(), config.inners(), config.learned()
     assert outer.truncation <= outer.horizon.longest
-    assert name.startswith(config.architecture)
+    assert name.removeprefix("fed").startswith(config.architecture.removesuffix("-a" if "fed" in name else ""))
+    assert config.federated.active == name.startswith("fed")
     assert learned.workers == (inners[0].workers if config.architecture.startswith("lagg") else None)
     assert config.out is None
 

@@ -171,8 +171,10 @@ def test_a_recipe_is_valid_and_says_its_size(name):
     setting, _, grid, extra = recipe._parsed(config)
     size = f"{len(grid)} + {len(extra)}" if extra else f"{len(grid)}"
     assert summary.endswith(f": {size} points")
-    assert (config.task, config.seeds) == ("fmnist-mlp2", 1)
-    assert (setting.workers, setting.local_steps, setting.batch, setting.rounds) == (8, 4, 128, 1000)
+    federated = config.federated.active  # a setting of its own, in which the data decides H
+    assert (config.task, config.seeds) == ("fmnist-mlp2", 3 if federated else 1)
+    assert (setting.workers, setting.batch, setting.rounds) == ((10, 20, 1000) if federated else (8, 128, 1000))
+    assert setting.local_steps == 4
     assert set(setting.chunks) == {100}
 
 
@@ -187,7 +189,12 @@ def test_segments_have_one_length_where_they_can(rounds, lengths):
 
 
 def test_the_command_gives_the_config_back():
-    for config in (SMALL, SWEEPS["slowmo"][1], replace(SMALL, rank_by="rounds", target_loss=0.2, out=Path("a b"))):
+    for config in (
+        SMALL,
+        SWEEPS["slowmo"][1],
+        SWEEPS["fedprox"][1],
+        replace(SMALL, rank_by="rounds", target_loss=0.2, out=Path("a b")),
+    ):
         words = shlex.split(command_of(config))
         assert words[:2] == ["laconic", "sweep"]
         assert tyro.cli(SweepConfig, args=words[2:]) == config

@@ -8,7 +8,7 @@ from laconic.recipes.methods import parse_method
 from laconic.reproduce import paper
 from laconic.reproduce.curves import KINDS
 from laconic.reproduce.experiment import needs
-from laconic.reproduce.outcome import METRICS
+from laconic.reproduce.outcome import COLUMNS
 from laconic.reproduce.recorded import matches
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import with_learned
@@ -28,6 +28,8 @@ NAMES = {
     "fig-compress",
     "table-hparams",
     "fig-large-h",
+    "fig-federated",
+    "fig-dirichlet",
 }
 
 
@@ -59,10 +61,10 @@ def test_an_unknown_name_is_refused_with_the_nearest(raises_clearly):
 
 def test_panels_can_be_told_apart(found):
     names = [panel.name for panel in found.panels]
-    assert len(set(names)) == len(names) > 0 or found.sweeps
+    assert len(set(names)) == len(names) > 0 or found.sweeps or found.mixes
     assert set(found.averaged) <= set(names)
     for panel in found.panels:
-        assert set(panel.metrics) <= set(METRICS)
+        assert set(panel.metrics) <= set(COLUMNS)
         assert set(panel.shown) <= set(KINDS)
         labels = labels_of(panel)
         assert len(set(labels)) == len(labels)
@@ -105,9 +107,10 @@ def test_the_full_scale_is_the_papers():
     for found in EXPERIMENTS.values():
         for panel in found.panels:
             config = panel.config
-            assert (config.batch, config.rounds, config.seeds, config.on_nan) == (128, 1000, 10, "continue")
+            batch, seeds = (20, 3) if found.name == "fig-federated" else (128, 10)
+            assert (config.batch, config.rounds, config.seeds, config.on_nan) == (batch, 1000, seeds, "continue")
         for learned in found.optimizers().values():
-            fewest = 500 if "cnn" in "".join(learned.config.tasks) else 3000
+            fewest = 500 if "cnn" in "".join(learned.config.tasks) else 2000 if found.name == "fig-federated" else 3000
             assert fewest <= learned.config.steps <= 6000
             assert learned.config.longest == 1000
 
@@ -155,8 +158,33 @@ def test_sweeps_of_one_name_are_one_sweep():
     rows = EXPERIMENTS["table-hparams"].sweeps
     configs = {row.sweep: row.config for row in rows}
     assert all(row.config == configs[row.sweep] for row in rows)
-    assert len(rows) == 4 * len(paper.TUNED) + len(paper.SMALL_BATCH) == 36
-    assert len(configs) == 32  # Fashion-MNIST's is ranked by train and by validation loss
+    federated = [row for row in rows if row.config.federated.active]
+    assert len(rows) - len(federated) == 4 * len(paper.TUNED) + len(paper.SMALL_BATCH) == 36
+    assert len(federated) == len(paper.FEDERATED_LISTING.rows) == 20
+    assert len(configs) == 32 + 20  # Fashion-MNIST's is ranked by train and by validation loss
+
+
+def test_federated_experiments_are_in_the_papers_setting():
+    found = EXPERIMENTS["fig-federated"]
+    assert [(p.config.task, p.config.federated.alpha) for p in found.panels] == [
+        ("fmnist-mlp2", 100.0),
+        ("fmnist-mlp2", 0.1),
+        ("cifar10-cnn", 100.0),
+        ("cifar10-cnn", 0.1),
+    ]
+    for panel in found.panels:
+        assert (panel.config.workers, panel.config.federated.clients, panel.config.evaluate_every) == (10, 400, 1)
+        (use,) = panel.learned
+        (inner,) = use.learned.config.inners()
+        assert (inner.federated, inner.task) == (panel.config.federated, panel.config.task)
+        assert (inner.workers, inner.batch) == (10, 20)
+        assert use.learned.config.steps == (2000 if "fmnist" in panel.config.task else 500)
+    assert "fedavg:gamma=1,label=FedAvg" in found.panels[2].config.optimizers
+    assert "scaffold:gamma=0.05,eta=1,label=SCAFFOLD" in found.panels[3].config.optimizers
+    assert [mix.federated.alpha for mix in EXPERIMENTS["fig-dirichlet"].mixes] == [100.0, 0.1]
+    best = {row.title: row.paper for row in EXPERIMENTS["table-hparams"].sweeps if row.config.federated.active}
+    assert best["CIFAR-10, CNN, α = 0.1, valid loss: FedAdagrad"] == {"gamma": 0.1, "eta": 0.1}
+    assert best["Fashion-MNIST, 2-layer MLP, α = 100, valid loss: SCAFFOLD"] == {"gamma": 0.01}
 
 
 def test_panels_own_settings_are_not_the_defaults_of_a_demonstration():

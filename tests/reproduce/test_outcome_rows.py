@@ -1,12 +1,14 @@
 """Rows from records: our number, the paper's, the difference; averages; tuned values. Worked out by hand."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from laconic.recipes.sweep import SweepConfig
 from laconic.reproduce.experiment import Experiment, Number, Panel, SweepPanel
-from laconic.reproduce.outcome import METRICS, hparam_rows, rows_of
+from laconic.reproduce.outcome import COLUMNS, METRICS, hparam_rows, rows_of
 from tests.reproduce.made import SMALL, summary_of
 
 PAPER = {"Local SGD": Number(1.0), "SlowMo": Number(4.0, 0.4), "LOpt-A": Number(None)}
@@ -69,6 +71,23 @@ def test_every_metric_reads_what_a_summary_has():
     panel = Panel("p", "P", SMALL, metrics=tuple(METRICS))
     rows = rows_of(Experiment("e", "E", "w", (panel,)), {"p": summary_of({"x": values})})
     assert [row["ours"] for row in rows] == [7 if metric == "rounds" else 0.5 for metric in METRICS]
+
+
+def test_accuracy_over_a_span_is_the_mean_over_its_looks():
+    """Over looks, then over seeds, ± the standard error; nothing where nobody looked or weights diverged."""
+    values = np.random.default_rng(0).uniform(0.5, 0.9, (3, 1000))
+    method = {"kind": "method", "label": "x", "heldout": {"accuracy": values.tolist()}, "diverged": [False] * 3}
+    method["evaluated_at"] = list(range(1, 1001))
+    panel = Panel("p", "P", SMALL, metrics=("accuracy_181_200", "accuracy_951_1000"))
+    found = Experiment("e", "E", "w", (panel,))
+    rows = rows_of(found, {"p": [method, *summary_of({"x": {}})]})
+    for row, part in zip(rows, (values[:, 180:200], values[:, 950:1000]), strict=True):
+        assert row["ours"] == pytest.approx(part.mean())
+        assert row["error"] == pytest.approx(part.mean(axis=1).std(ddof=1) / math.sqrt(3))
+    assert COLUMNS["accuracy_181_200"].text(0.87654, 0.00123) == "87.65 ± 0.12 %"
+    for changed in ({"evaluated_at": list(range(2001, 3001))}, {"diverged": [False, True, False]}):
+        rows = rows_of(found, {"p": [method | changed, *summary_of({"x": {}})]})
+        assert [row["ours"] for row in rows] == [None, None]
 
 
 # --- tuned values -----------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_a_task_with_options_of_its_own_is_left_alone():
 def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
     full, small = EXPERIMENTS[name], at_scale(EXPERIMENTS[name], "smoke")
     assert [p.name for p in small.panels] == [p.name for p in full.panels]
-    setting = lambda p: (p.config.task, p.config.workers, p.config.local_steps, p.config.compress)
+    setting = lambda p: (p.config.task, p.config.workers, p.config.local_steps, p.config.compress, p.config.federated)
     assert len({setting(p) for p in small.panels}) == len(full.panels)
     for ours, theirs in zip(small.panels, full.panels, strict=True):
         assert ours.config.optimizers == theirs.config.optimizers

@@ -1,0 +1,89 @@
+"""A population in numbers, as configurations and the command line hold it."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from laconic.errors import LaconicError
+
+CLIENTS = 400  # of a population that does not say
+
+
+@dataclass(frozen=True)
+class Federated:
+    """A population of clients with data of their own, of which every round samples K. Left alone: no population."""
+
+    clients: int = 0
+    """How many clients there are; 0 is none, or 400 once any other of these is given."""
+    alpha: float | None = None
+    """Dirichlet α of the clients' class mixes: 0.1 differs much, 100 hardly; left out, data is dealt out at random."""
+    epochs: int = 1
+    """E, local epochs of a sampled client; they decide H = E · samples ÷ batch, so local_steps says nothing then."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of clients' sizes; 0: all have the same number of samples."""
+    dropout: float = 0.0
+    """The probability that a sampled client does not answer."""
+    least_work: float = 1.0
+    """Sampled clients do a share of their steps between this and 1, drawn uniformly; 1: everyone does all of them."""
+    weighting: Literal["samples", "uniform", "fednova"] = "samples"
+    """How clients count in the mean: by samples, all the same, or by samples with each delta divided by its steps and
+    the mean multiplied by the mean number of them (FedNova)."""
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise LaconicError(
+                f"federated.alpha must be positive and finite, got {self.alpha}: 0.1 makes clients differ much, 100 "
+                "hardly; leave it out to deal the data at random."
+            )
+        if self.clients < 0 or self.epochs < 1:
+            raise LaconicError(
+                f"a population needs a positive number of clients and epochs, got {self.clients} and {self.epochs}."
+            )
+        if not (self.spread >= 0 and math.isfinite(self.spread)):
+            raise LaconicError(f"federated.spread must be finite and not negative, got {self.spread}.")
+        if not 0 <= self.dropout < 1:
+            raise LaconicError(f"federated.dropout is a probability below 1, got {self.dropout}.")
+        if not 0 < self.least_work <= 1:
+            raise LaconicError(f"federated.least_work is a share of the steps, above 0 and up to 1; {self.least_work}.")
+        if self.weighting not in ("samples", "uniform", "fednova"):
+            raise LaconicError(f"federated.weighting is samples, uniform or fednova, got {self.weighting!r}.")
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a population at all."""
+        return self != Federated()
+
+    @property
+    def population(self) -> int:
+        """How many clients there are."""
+        return self.clients or CLIENTS
+
+    def words(self) -> str:
+        """What differs from no population, as `clients=400,alpha=0.1`; the way tasks of meta-training are told it."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("clients", "dropout")}
+        plain = Federated()
+        changed = [
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in said.items()
+            if value != getattr(plain, name)
+        ]
+        return ",".join([f"clients={self.population}", *changed]) if self.active else ""
+
+
+def read_federated(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """A record's settings with the population in them as `Federated`; records from before there were any have none."""
+    found, kinds = values.get("federated", {}), {f.name: type(f.default) for f in fields(Federated)}
+    kinds["alpha"] = float
+    wrong = [name for name, x in found.items() if name not in kinds or not isinstance(x, kinds[name] | int | None)]
+    if wrong:
+        raise LaconicError(f"the population in {source} has a {wrong[0]} that this version does not know; start anew.")
+    return {**values, "federated": Federated(**found)}
+
+
+def in_words(config: dict[str, Any]) -> str:
+    """The population of a record's settings, to follow K, H and B on a line; nothing if there is none."""
+    options: Federated = read_federated(config, "the record")["federated"]
+    if not options.active:
+        return ""
+    mix = "dealt at random" if options.alpha is None else f"Dirichlet({options.alpha:g})"
+    return f", of {options.population} clients, {mix}"

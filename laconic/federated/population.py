@@ -1,0 +1,217 @@
+"""Populations: who has which data, who is sampled for a round, and what each of them trains on.
+
+A population lies on the device as row numbers [N, n] of the train split. A round samples K of the N clients without
+replacement; each goes through its own n samples in a fresh random order, E times, in minibatches of B, which gives
+H = ⌊E·n/B⌋ steps. Everything random hangs on (seed, round, client id). The items drawn here are those of any round:
+`communication_round` knows populations only by the ids that select client states.
+
+Legend: N clients, n samples of the largest, K sampled, E epochs, H steps, B examples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from laconic.client import Work
+from laconic.data.feed import Resident
+from laconic.data.partition import client_sizes, deal, deal_by_class, generator
+from laconic.errors import LaconicError
+from laconic.federated.options import Federated
+from laconic.round import Items, RoundState, presence, worker_keys
+from laconic.tasks.base import Task
+from laconic.workers import positive
+
+SAMPLING, LABOUR, PARTITION = ((1 << 20) + i for i in (2, 3, 4))  # streams beside the clients', whose ids are smaller
+RUNS, BANK = 0, 1  # partitions of runs people see, and those of meta-training
+PARTITIONS = 64  # of a bank
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows", "sizes"], meta_fields=[])
+@dataclass(frozen=True)
+class Population:
+    """Row numbers of the train split for each client [N, n], and how many of them are its own [N]."""
+
+    rows: jax.Array
+    sizes: jax.Array
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A population on some data, in numbers: N clients of at most n samples, K of them a round, H steps of B.
+
+    uneven: whether clients may take different numbers of steps
+    """
+
+    options: Federated
+    clients: int
+    samples: int
+    workers: int
+    local_steps: int
+    batch: int
+    uneven: bool
+
+    @property
+    def share(self) -> float:
+        """K over the population."""
+        return self.workers / self.clients
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["populations"], meta_fields=["plan"])
+@dataclass(frozen=True)
+class Bank:
+    """Partitions drawn beforehand [M, …], of which every run of meta-training takes one.
+
+    To draw one on the device would take a loop over clients, whose choices depend on what others left, as long as many
+    rounds; a run that begins anew only picks.
+    """
+
+    populations: Population
+    plan: Plan
+
+    def pick(self, key: jax.Array) -> Population:
+        """The partition of the run with this key."""
+        count = self.populations.rows.shape[0]
+        index = jax.random.randint(jax.random.fold_in(key, PARTITION), (), 0, count)
+        return jax.tree.map(lambda x: x[index], self.populations)
+
+
+# --- who has what -----------------------------------------------------------------------------------------------------
+
+
+def settle(
+    options: Federated, task: Task, workers: int, batch: int, kind: int, seeds: Sequence[int]
+) -> tuple[Plan, Population]:
+    """The plan of a population and one partition of the task's data for each seed, leaves [S, …]; or why it cannot."""
+    if not isinstance(task.feed, Resident):
+        raise LaconicError(f"{task.name} streams its data, so it cannot be divided among clients; use a subset.")
+    client_sizes(task.feed.size(), options.population, 0.0, generator())  # are there too many of them?
+    _check_sampled(workers, options.population)
+    population = draw_populations(options, task, kind, seeds)
+    return plan_for(options, population, workers, batch), population
+
+
+def bank_for(options: Federated, task: Task, workers: int, batch: int) -> Bank:
+    """`PARTITIONS` partitions that no run outside meta-training has."""
+    plan, populations = settle(options, task, workers, batch, BANK, range(PARTITIONS))
+    return Bank(populations, plan)
+
+
+def plan_for(options: Federated, population: Population, workers: int, batch: int) -> Plan:
+    """The plan for partitions [S, N, n], which decide H."""
+    N, samples = population.rows.shape[-2:]
+    _check_sampled(workers, N)
+    H = options.epochs * samples // batch
+    if H < 1:
+        raise LaconicError(
+            f"{options.epochs} epochs of a client's {samples} samples make no minibatch of {batch}; lower the batch, "
+            f"or ask for fewer than {N} clients."
+        )
+    differ = bool(np.any(np.asarray(population.sizes) != samples))
+    return Plan(options, N, samples, workers, H, batch, differ or options.least_work < 1)
+
+
+def _check_sampled(workers: int, clients: int) -> None:
+    if workers > clients:
+        raise LaconicError(
+            f"{workers} of {clients} clients cannot be sampled for a round; lower workers, or ask for more clients."
+        )
+
+
+def population_of(rows: Sequence[np.ndarray]) -> Population:
+    """A population from each client's row numbers, the same for one seed [1, …]; a client with no data is refused."""
+    empty = [i for i, own in enumerate(rows) if len(own) == 0]
+    if empty or not len(rows):
+        who = f"client {empty[0]} has no data" if empty else "there are no clients"
+        raise LaconicError(f"{who}: every client of a population needs at least one sample; leave such clients out.")
+    return _stacked([rows])
+
+
+def _stacked(partitions: Sequence[Sequence[np.ndarray]]) -> Population:
+    """Partitions as arrays [S, N, n], n being the largest client of all; shorter ones repeat their rows."""
+    sizes_SN = np.array([[len(own) for own in rows] for rows in partitions], np.int32)
+    rows_SNn = np.array([[np.resize(own, sizes_SN.max()) for own in rows] for rows in partitions], np.int32)
+    return Population(jnp.asarray(rows_SNn), jnp.asarray(sizes_SN))
+
+
+def draw_rows(options: Federated, task: Task, *seed: int) -> list[np.ndarray]:
+    """Each client's row numbers in one partition of the task's train split."""
+    feed = task.feed
+    assert isinstance(feed, Resident)
+    rng = generator(*seed)
+    sizes = client_sizes(feed.size(), options.population, options.spread, rng)
+    if options.alpha is None:
+        return deal(feed.size(), sizes, rng)
+    return deal_by_class(labels_of(task), sizes, options.alpha, rng)
+
+
+def labels_of(task: Task) -> np.ndarray:
+    """The class of every row of the train split."""
+    train: Any = task.feed.splits.get("train")
+    if not isinstance(train, dict) or not jnp.issubdtype(getattr(train.get("y"), "dtype", float), jnp.integer):
+        raise LaconicError(
+            f"{task.name} has no class labels to mix (whole numbers 'y' in its train split); leave federated.alpha out."
+        )
+    return np.asarray(train["y"]).reshape(len(train["y"]), -1)[:, 0]
+
+
+def draw_populations(options: Federated, task: Task, kind: int, seeds: Sequence[int]) -> Population:
+    """A partition for each seed, leaves [S, …]."""
+    return _stacked([draw_rows(options, task, kind, seed) for seed in seeds])
+
+
+# --- a round ----------------------------------------------------------------------------------------------------------
+
+
+def draw_population(plan: Plan, population: Population, state: RoundState) -> Items:
+    """This round's clients and their minibatches."""
+    options, K, B = plan.options, plan.workers, plan.batch
+    round_key = jax.random.fold_in(state.key, state.round)
+    ids_K = sample(jax.random.fold_in(round_key, SAMPLING), plan.clients, K)
+    keys_K2 = jax.vmap(jax.random.split)(worker_keys(state, ids_K))
+    rows_Kn, sizes_K = population.rows[ids_K], population.sizes[ids_K]
+    orders_KEn = jax.vmap(partial(shuffles, plan))(keys_K2[:, 0], sizes_K)
+    present = presence(state, K, options.dropout) if options.dropout else None
+    if not plan.uneven:
+        stream = jax.vmap(lambda own, orders: own[orders].reshape(-1)[: plan.local_steps * B])(rows_Kn, orders_KEn)
+        return Items(stream.reshape(K, plan.local_steps, B), keys_K2[:, 1], ids_K, present)
+    batches = jax.vmap(partial(cut, plan))(rows_Kn, orders_KEn, sizes_K)
+    steps_K = steps_of(plan, sizes_K, jax.random.fold_in(round_key, LABOUR))
+    weights_K = jnp.ones(K) if options.weighting == "uniform" else sizes_K.astype(jnp.float32)
+    scale_K = jnp.ones(K)
+    if options.weighting == "fednova":
+        here_K = weights_K if present is None else weights_K * present
+        effective = jnp.sum(here_K * steps_K.astype(jnp.float32)) / positive(jnp.sum(here_K))
+        scale_K = effective / steps_K.astype(jnp.float32)
+    return Items(Work(batches, steps_K, scale_K), keys_K2[:, 1], ids_K, present, weights_K)
+
+
+def sample(key: jax.Array, clients: int, K: int) -> jax.Array:
+    """K of the clients, without replacement."""
+    return jnp.argsort(jax.random.bits(key, (clients,)))[:K].astype(jnp.int32)
+
+
+def shuffles(plan: Plan, key: jax.Array, size: jax.Array) -> jax.Array:
+    """E fresh orders of a client's own samples [E, n]; what is not its own comes last."""
+    noise_En = jax.random.uniform(key, (plan.options.epochs, plan.samples))
+    if plan.uneven:
+        noise_En = jnp.where((jnp.arange(plan.samples) < size)[None, :], noise_En, 2.0)
+    return jnp.argsort(noise_En, axis=1)
+
+
+def cut(plan: Plan, own_n: jax.Array, orders_En: jax.Array, size: jax.Array) -> jax.Array:
+    """E epochs of a client's samples one after the other, in minibatches [H, B]; from the beginning again if short."""
+    at = jnp.arange(plan.local_steps * plan.batch) % (plan.options.epochs * size)
+    return own_n[orders_En[at // size, at % size]].reshape(plan.local_steps, plan.batch)
+
+
+def steps_of(plan: Plan, sizes_K: jax.Array, key: jax.Array) -> jax.Array:
+    """Steps that each sampled client takes [K]: those its data allows, or a share of them, and at least one."""
+    full_K = jnp.clip(plan.options.epochs * sizes_K // plan.batch, 1, plan.local_steps)
+    least = plan.options.least_work
+    share_K = jax.random.uniform(key, sizes_K.shape, minval=least, maxval=1.0) if least < 1 else jnp.ones(len(sizes_K))
+    return jnp.clip(jnp.round(share_K * full_K.astype(jnp.float32)), 1, full_K.astype(jnp.float32)).astype(jnp.int32)
