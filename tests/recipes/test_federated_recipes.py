@@ -14,6 +14,7 @@ from laconic.recipes.compare import compare, resume
 from laconic.recipes.config import RECIPES, CompareConfig, command_of
 from laconic.recipes.meta_train import meta_train, resume_meta_train
 from laconic.recipes.methods import parse_method
+from laconic.reproduce.compiling import compiled_for
 from laconic.store.runlog import plain, read
 from laconic.zoo import load
 from tests.recipes.meta_runs import TINY
@@ -25,9 +26,16 @@ SMALL = CompareConfig(
     batch=10,
     federated=Federated(30, 0.1, dropout=0.2, least_work=0.5),
     rounds=4,
-    seeds=2,
+    seeds=1,
     evaluate_every=2,
 )
+
+
+@pytest.fixture
+def quick():
+    """Compiling is most of the time here."""
+    with compiled_for("smoke", []):
+        yield
 
 
 def test_the_command_gives_the_config_back():
@@ -44,7 +52,7 @@ def test_recipes_are_of_methods_that_there_are(name):
     assert len({parse_method(spec, config.workers).label for spec in config.optimizers}) == len(config.optimizers)
 
 
-def test_a_stopped_comparison_goes_on_to_the_same_bits(tmp_path):
+def test_a_stopped_comparison_goes_on_to_the_same_bits(tmp_path, quick):
     looks = iter([False, True])
     with pytest.raises(Interrupted):
         compare(replace(SMALL, out=tmp_path / "cut"), stop=lambda: next(looks, True))
@@ -74,6 +82,7 @@ def test_a_population_that_cannot_be_read_is_refused(bad, tmp_path, raises_clear
         read_federated({"federated": bad}, "r")
 
 
+@pytest.mark.usefixtures("standard_promotion", "quick")  # optax's Adam
 def test_a_learned_servers_card_says_which_population_it_was_trained_on(tmp_path):
     config = replace(TINY, federated=Federated(20, 0.5), workers=3, steps=2, judge_every=1, out=tmp_path / "m")
     folder, records = meta_train(config)
