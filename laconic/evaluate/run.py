@@ -265,6 +265,12 @@ def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str
     return jax.tree.map(lambda t: t / n, total)
 
 
+def final_metrics(task: Task, shared: Shared) -> dict[str, float]:
+    """The task's metrics on its test split as numbers; nothing if it has none."""
+    found = jax.jit(heldout_metrics)(task, shared)
+    return {name: float(value) for name, value in found.items()}
+
+
 def local_step_seconds(task: Task, batch: int) -> float:
     """Seconds that one local step of plain SGD takes on this machine, for one worker, its minibatch gathered too."""
     feed = task.feed
