@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from laconic.recipes.meta_train import meta_train
     from laconic.recipes.methods import METHODS, parse_method
     from laconic.recipes.sweep import SweepConfig, sweep
+    from laconic.recipes.train import train
+    from laconic.recipes.train_config import TrainConfig
     from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
     from laconic.tasks.base import Aux, Task, plain_task
     from laconic.tasks.catalog import TASKS, make_task
@@ -61,6 +63,7 @@ __all__ = [
     "Streamed",
     "SweepConfig",
     "Task",
+    "TrainConfig",
     "__version__",
     "communication_round",
     "compare",
@@ -79,6 +82,7 @@ __all__ = [
     "published",
     "resume",
     "sweep",
+    "train",
     "worker_mesh",
 ]
 
@@ -99,6 +103,8 @@ _HOMES = {
     "laconic.recipes.meta_train": "meta_train",
     "laconic.recipes.methods": "METHODS parse_method",
     "laconic.recipes.sweep": "SweepConfig sweep",
+    "laconic.recipes.train": "train",
+    "laconic.recipes.train_config": "TrainConfig",
     "laconic.round": "Items RoundState Server communication_round draw_items init_round",
     "laconic.tasks.base": "Aux Task plain_task",
     "laconic.tasks.catalog": "TASKS make_task",

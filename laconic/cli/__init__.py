@@ -1,4 +1,4 @@
-"""The command line: `laconic compare`, `meta-train`, `zoo`, `sweep`, `tasks`, `optimizers`."""
+"""The command line: `laconic compare`, `train`, `launch`, `meta-train`, `zoo`, and what else `COMMANDS` lists."""
 
 import os
 import sys
@@ -44,6 +44,8 @@ EXAMPLES = {
     "laconic compare": "five optimizers and a learned one on bundled data",
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
     "laconic compare fmnist-baselines --seeds 2": "a ready recipe, with one number changed",
+    "laconic train digits": "one model, all its workers in this process",
+    "laconic launch --workers 4 -- train digits": "… and with four real processes; who dies is started again",
     "laconic meta-train lopt-a-digits --minutes 5": "train a learned optimizer on bundled data",
     "laconic zoo list": "learned optimizers that are trained already",
     "laconic sweep slowmo-coarse --task digits-mlp --rounds 100": "80 settings of SlowMo, ranked",

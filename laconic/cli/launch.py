@@ -20,7 +20,7 @@ from laconic.cli.train import print_outcome, shared_config
 from laconic.cli.worker import check_real_workers, split_words
 from laconic.engines.address import EVERYWHERE, facing, free_port, is_loopback, with_port
 from laconic.engines.registry import Entry, Waits, engine_entry
-from laconic.engines.supervisor import Supervisor
+from laconic.engines.supervisor import HASTE, Supervisor
 from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 from laconic.recipes.folder import new_folder
@@ -30,7 +30,7 @@ from laconic.store import atomic
 from laconic.tasks.catalog import make_task
 
 LIGHTHOUSE, COMPILED = "lighthouse", "compiled"
-PYTHON = (sys.executable, "-m")
+PYTHON: tuple[str, ...] = (sys.executable, "-m")
 RESTARTS = 3
 LATE = 10.0  # seconds that a worker may be behind the first to finish
 DESCRIPTION = """\
@@ -202,6 +202,8 @@ def _watch(plan: Plan, shown: LaunchDisplay, stop: StopFlag) -> None:
 def _release(group: Supervisor, shown: LaunchDisplay, late: bool) -> None:
     """The training is over for those who took part: who is dead then, or still starting later on, is not waited for."""
     for name, member in group.workers.items():
-        if not (member.over or member.dismissed or shown.workers[name].ended) and (late or member.child is None):
+        wanted = member.until is None and not member.done and not shown.workers[name].ended
+        if wanted and (late or member.child is None):
             shown.tell(name, "not needed any more: the others have finished")
-            group.dismiss(name)
+            shown.workers[name].state = "too late"
+            group.dismiss(name, HASTE)

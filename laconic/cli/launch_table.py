@@ -21,7 +21,7 @@ RECENT = 20  # rounds that times are a mean of
 LINE_SECONDS = 10.0
 HEADS = ("worker", "state", "round", "quorum", "loss", "MB\nout", "MB\nin", "compute", "talk", "outer")
 HEADS += ("left\nout", "refused", "restarts")
-LEGEND = "compute, talk (waiting for the others, moving bytes) and outer step: ms a round · left out: bad messages"
+LEGEND = "compute, talk (waiting and moving bytes), outer: ms a round · left out: bad messages"
 
 
 @dataclass

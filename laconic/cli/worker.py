@@ -1,13 +1,12 @@
 """`laconic worker`: one process of many, told where the others are by flags, by SLURM or by torchrun."""
 
-import contextlib
 import fcntl
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,8 @@ def run_worker(argv: Sequence[str]) -> int:
     hosts = config.join is None and seat.worker == 0
     lighthouse = host_lighthouse(seat) if hosts and entry.service else None
     folder, command = worker_folder(train), shlex.join(["laconic", "worker", *argv])
-    with StopFlag("this round and one more") as stop, turn_to_compile(config.compiled, entry.restarts) as ready:
+    turn = CompileTurn(config.compiled) if config.compiled is not None else None
+    with StopFlag("this round and one more") as stop:
         try:
             work(
                 train,
@@ -97,7 +97,7 @@ def run_worker(argv: Sequence[str]) -> int:
                 stop=stop,
                 command=command,
                 pace=Pace(config.pace),
-                ready=ready,
+                turn=turn if entry.restarts else None,  # who must meet the others to compile would wait for ever
             )
         except Interrupted as stopped:
             say(f"{stopped} The same command goes on from there.", err)
@@ -151,25 +151,30 @@ def host_lighthouse(seat: Seat) -> object:
     return serve(with_port(seat.bind, port), seat.waits.silence)
 
 
-@contextlib.contextmanager
-def turn_to_compile(folder: Path | None, in_turn: bool) -> Iterator[Callable[[], None]]:
-    """Keep compiled programs in a folder that several workers share; with `in_turn` they compile one after the other.
+class CompileTurn:
+    """Compiled programs in a folder that several workers share: who waits for his turn finds them there.
 
-    Compiling the same thing side by side takes that many times as long; in turn, all but the first find it done. Call
-    what is given when everything is compiled; a process that dies gives up its turn. Who must meet the others before
-    it can compile would wait for ever in a queue.
+    Compiling the same thing side by side takes that many times as long. A process that dies gives up its turn.
     """
-    if folder is None:
-        yield lambda: None
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    with open(folder / "turn", "w") as file:
-        if in_turn:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield lambda: fcntl.flock(file, fcntl.LOCK_UN)
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        self._file = open(folder / "turn", "w")  # noqa: SIM115  (held as long as this process lives)
+
+    def take(self) -> None:
+        """Wait for it."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def give(self) -> None:
+        """Let the next one have it."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Never again."""
+        self._file.close()
 
 
 class Pace:

@@ -6,20 +6,33 @@ that works on every system, and needs no look at process ids, which are used aga
 
 import os
 import signal
+import stat
 import threading
 import time
 
 GRACE = 10.0  # seconds to leave in good order
 
 
-def end_with_stdin(grace: float = GRACE) -> None:
-    """From now on the end of standard input is a SIGTERM to this process, and `grace` seconds later the end of it."""
+def end_with_stdin(after: float = 0.0, grace: float = GRACE) -> None:
+    """From now on the end of standard input is a SIGTERM to this process, and `grace` seconds later the end of it.
+
+    `after`: seconds to wait first, for one that others need in order to leave.
+    """
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        _hush()
+        time.sleep(after)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(grace)
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True, name="laconic-lifeline").start()
+
+
+def _hush() -> None:
+    """Where output went to the starter nobody reads it any more, and writing would fail."""
+    for handle in (1, 2):
+        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), handle)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from laconic.engines.lifeline import end_with_stdin
 
+LINGER = 3.0  # seconds for the workers to end their round
 os.environ.setdefault("RUST_LOG", "error")
 
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--until-eof", action="store_true", help="leave when standard input ends")
     options = parser.parse_args(arguments)
     if options.until_eof:
-        end_with_stdin()
+        end_with_stdin(after=LINGER)
     server = serve(options.bind, options.heartbeat_timeout, options.join_timeout, options.min_workers)
     sys.stdout.write(f"lighthouse at {options.bind}\n")
     sys.stdout.flush()

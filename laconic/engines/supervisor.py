@@ -1,6 +1,7 @@
 """A group of processes that is kept going: who dies is started again, later each time, and not for ever."""
 
 import contextlib
+import math
 import queue
 import signal
 import time
@@ -12,7 +13,7 @@ from laconic.engines.children import Child, Line, Lines, cause
 from laconic.errors import LaconicError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds before a restart; doubled each time
-GRACE = 10.0  # seconds to leave in good order
+GRACE, HASTE = 10.0, 2.0  # seconds to leave in good order, and after a failure
 LAST_WORDS = 20  # lines remembered of each
 
 
@@ -20,7 +21,8 @@ LAST_WORDS = 20  # lines remembered of each
 class Member:
     """One place in the group: how it is started, the process that holds it now, and how often one was lost.
 
-    due: when the next process starts · done: whether one came to its end · dismissed: whether none is wanted any more
+    due: when the next process starts · done: whether one came to its end · until: when one that is not wanted any more
+    is killed; None while one is
     """
 
     command: Sequence[str]
@@ -28,13 +30,13 @@ class Member:
     deaths: int = 0
     due: float | None = None
     done: bool = False
-    dismissed: bool = False
+    until: float | None = None
     said: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_WORDS))
 
     @property
     def over(self) -> bool:
         """Whether nothing more comes from here."""
-        return self.child is None and (self.done or self.dismissed)
+        return self.child is None and (self.done or self.until is not None)
 
 
 class Supervisor:
@@ -63,8 +65,8 @@ class Supervisor:
             self._start(name)
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.end()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.end(GRACE if kind is None else HASTE)
 
     def _start(self, name: str) -> None:
         member = self.members[name]
@@ -75,6 +77,8 @@ class Supervisor:
         """Pass on what was written, after at most `wait` seconds; then see to the dead."""
         self._listen(wait)
         for name, member in self.members.items():
+            if member.child is not None and member.until is not None and time.monotonic() > member.until:
+                member.child.bury()
             if member.child is not None and member.child.status() is not None:
                 self._lost(name, member, member.child)
             elif member.due is not None and time.monotonic() >= member.due:
@@ -86,7 +90,7 @@ class Supervisor:
         member.child = None
         if status == 0 and name in self.workers:
             member.done = True
-        elif not member.dismissed:
+        elif member.until is None:
             member.deaths += 1
             if member.deaths > self._restarts:
                 raise LaconicError(self._verdict(name, member, status))
@@ -113,25 +117,21 @@ class Supervisor:
                 self._hear(line)
                 line = self._lines.get_nowait()
 
-    def dismiss(self, name: str) -> None:
-        """Ask one to leave; it is not missed."""
+    def dismiss(self, name: str, grace: float = GRACE) -> None:
+        """Ask one to leave, who is not missed; it is killed if it does not in time."""
         member = self.members[name]
-        member.dismissed, member.due = True, None
+        member.until, member.due = time.monotonic() + grace, None
         if member.child is not None:
             member.child.signal(signal.SIGTERM)
 
     def end(self, grace: float = GRACE) -> None:
         """Ask the workers to leave, wait a while and kill the rest, then the services."""
         for member in self.members.values():
-            member.dismissed, member.due = True, None
+            member.until, member.due = member.until or math.inf, None
         for group in (self.workers, self.members):
-            for name in group:
-                self.dismiss(name)
-            give_up = time.monotonic() + grace
-            while any(member.child for member in group.values()) and time.monotonic() < give_up:
+            for name, member in group.items():
+                if member.child is not None and member.until == math.inf:
+                    self.dismiss(name, grace)
+            while any(member.child for member in group.values()):
                 self.step(0.05)
-            for member in group.values():
-                if member.child is not None:
-                    member.child.bury()
-                    member.child = None
         self._listen(0.0)

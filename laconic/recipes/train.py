@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from laconic.engines.base import Engine
 from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Run
@@ -29,6 +29,16 @@ from laconic.tasks.catalog import make_task_and_source
 
 Tell = Callable[[dict[str, Any]], None]  # is told of {"kind": "start" | "round" | "note" | "end", …}
 SIMULATED = "simulated"
+
+
+class Turn(Protocol):
+    """Something that processes take one after the other."""
+
+    def take(self) -> None:
+        """Wait for it."""
+
+    def give(self) -> None:
+        """Let the next one have it; it may be given more than once."""
 
 
 def train(
@@ -83,17 +93,17 @@ def work(
     stop: Callable[[], bool],
     command: str,
     pace: Callable[[], None] = lambda: None,
-    ready: Callable[[], None] = lambda: None,
+    turn: Turn | None = None,
 ) -> None:
     """Train as one process of many. `folder` may be one that an earlier process of this worker left.
 
     connect: gives the engine, before JAX is used for anything · pace: is called before each quorum
-    ready: is called once, when everything is compiled
+    turn: is taken to compile, and given up then
     """
     seal = _seal(token, config)
     engine = connect(seal)
     task, source = make_task_and_source(config.task)
-    part = Part(replace(config, out=folder), task, source, engine, seal, engine_name, command, pace, ready)
+    part = Part(replace(config, out=folder), task, source, engine, seal, engine_name, command, pace, turn)
     part.carry_out(folder, tell, stop)
 
 
@@ -113,7 +123,7 @@ class Part:
     engine_name: str
     command: str
     pace: Callable[[], None] = lambda: None
-    ready: Callable[[], None] = lambda: None
+    turn: Turn | None = None
 
     def carry_out(self, folder: Path, tell: Tell, stop: Callable[[], bool]) -> None:
         """All rounds, written down as they come, then the final weights and what they are worth."""
@@ -135,6 +145,8 @@ class Part:
         done = checkpoint.peek(saved)["round"] if saved.exists() else 0
         log.start(self.engine.mine[0], done)
         tell({"kind": "start", "worker": self.engine.mine[0], "round": done, "rounds": setting.rounds})
+        if self.turn is not None:
+            self.turn.take()
         try:
             self._rounds(run, log, folder, tell, stop)
         finally:
@@ -143,15 +155,14 @@ class Part:
 
     def _at(self, log: Log) -> Callable[[str, int], None]:
         """Rounds are written down before the checkpoint that contains them, so that none is missing after a death."""
-        waiting = [self.ready]
 
         def at(point: str, now: int) -> None:
             every = self.config.checkpoint_every
             if point == AFTER_COMMIT and every and (now + 1) % every == 0:
                 log.flush()
             if point == BEFORE_QUORUM:
-                while waiting:
-                    waiting.pop()()
+                if self.turn is not None:
+                    self.turn.give()
                 self.pace()
 
         return at

@@ -1,5 +1,6 @@
 """`laconic worker` before it joins: where it is, with whom, and what it refuses. And what it says."""
 
+import fcntl
 import io
 import json
 import multiprocessing
@@ -11,7 +12,7 @@ import pytest
 
 from laconic.cli import worker
 from laconic.cli.token import find_token, write_token
-from laconic.cli.worker import Json, Lines, Pace, WorkerConfig, seat_of, turn_to_compile
+from laconic.cli.worker import CompileTurn, Json, Lines, Pace, WorkerConfig, seat_of
 from laconic.engines.place import Place
 from laconic.engines.registry import Waits
 from tests.cli.commands import assert_one_error, laconic
@@ -198,36 +199,43 @@ def test_a_pace_is_kept(monkeypatch):
 
 
 def _compile_in_turn(folder, at, end):
-    with turn_to_compile(folder, True) as ready:
-        at.put("in")
-        end.get()
-        ready()
-        at.put("out")
+    turn = CompileTurn(folder)
+    for act in (turn.take, turn.give, turn.give, turn.take):
+        act()
+        at.put("done")
         end.get()
 
 
-def test_one_compiles_at_a_time(tmp_path, monkeypatch):
-    """A lock between processes; it is free once everything is compiled, and when its holder dies."""
-    kept = {
-        n: getattr(jax.config, n) for n in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    }
+def test_one_compiles_at_a_time(tmp_path):
+    """A lock between processes: free once everything is compiled, and when its holder dies."""
+    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
+    before = {name: getattr(jax.config, f"jax_{name}") for name in names}
     fresh = multiprocessing.get_context("spawn")
     at, end = fresh.Queue(), fresh.Queue()
     other = fresh.Process(target=_compile_in_turn, args=(tmp_path, at, end))
     other.start()
+    mine = CompileTurn(tmp_path)
+
+    def free():
+        try:
+            fcntl.flock(mine._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        mine.give()
+        return True
+
     try:
-        assert at.get(timeout=120) == "in"
-        held = open(tmp_path / "turn", "w")  # noqa: SIM115
-        with held, pytest.raises(BlockingIOError):
-            worker.fcntl.flock(held, worker.fcntl.LOCK_EX | worker.fcntl.LOCK_NB)
-        with turn_to_compile(tmp_path, False):
-            pass  # who must meet the others first does not queue
-        end.put(None)
-        assert at.get(timeout=60) == "out"
-        with turn_to_compile(tmp_path, True):
-            assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+        seen = []
+        for _ in range(4):
+            at.get(timeout=120)
+            seen.append(free())
+            end.put(None) if len(seen) < 4 else other.kill()
+        other.join()
+        assert seen == [False, True, True, False]
+        assert free()
     finally:
         other.kill()
-        other.join()
-        for name, value in kept.items():
-            jax.config.update(name, value)
+        mine.close()
+        for name, value in before.items():
+            jax.config.update(f"jax_{name}", value)

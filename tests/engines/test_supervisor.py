@@ -18,6 +18,8 @@ from tests.engines.processes import alive, wait_until
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 TERMS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(143)); print('up', flush=True); signal.pause()"
 
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+
 
 def python(code, *words):
     return [sys.executable, "-c", code, *map(str, words)]
@@ -141,8 +143,7 @@ print("left", time.time(), flush=True)
 
 
 def test_one_who_will_not_leave_is_killed():
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
-    group, lines = supervise({}, {"w": python(stubborn)})
+    group, lines = supervise({}, {"w": python(STUBBORN)})
     with group:
         pid = group.members["w"].child.process.pid
         until(group, lines, "up")
@@ -150,13 +151,15 @@ def test_one_who_will_not_leave_is_killed():
     assert not alive(pid)
 
 
-def test_one_who_is_dismissed_is_not_missed():
+@pytest.mark.parametrize("code", [TERMS, STUBBORN], ids=["leaves", "stays"])
+def test_one_who_is_dismissed_is_not_missed(code):
     told = Told()
-    group, lines = supervise({}, {"w": python(TERMS)}, 3, told)
+    group, lines = supervise({}, {"w": python(code)}, 3, told)
     with group:
         until(group, lines, "up")
-        group.dismiss("w")
+        group.dismiss("w", 0.2)
         run_out(group)
+        assert group.members["w"].child is None
     assert told == []
     assert not group.members["w"].done
 
