@@ -8,10 +8,10 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smoke test test-slow test-all lint types format docs docs-serve dist bench clean
+.PHONY: help demo demo-distributed smoke test test-slow test-all lint types format docs docs-serve dist bench clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -27,9 +27,12 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-# PyTorch is pinned to a version that is to be had as a CPU build; the extra itself takes any recent one.
-$(VENV)/.extras: pyproject.toml $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' torch==2.13.0
+# PyTorch is pinned to a version that is to be had as a CPU build; the extras themselves take any recent one.
+$(VENV)/.torchft: pyproject.toml $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,torchft]' torch==2.13.0
+	@touch $@
+
+$(VENV)/.extras: $(VENV)/.dev $(VENV)/.torchft
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.core
@@ -38,6 +41,9 @@ $(VENV)/.docs: pyproject.toml $(VENV)/.core
 
 demo: $(VENV)/.core  ## compare optimizers on bundled data, about a minute
 	$(BIN)/laconic compare
+
+demo-distributed: $(VENV)/.torchft  ## train with four processes and a learned outer step, kill one on the way; under two minutes
+	$(BIN)/laconic launch --workers 4 --silence 1 --pace 0.4 --kill-one-at 15 -- train digits
 
 smoke: $(VENV)/.core  ## reproduce the two shortest of the paper's experiments in small, on Fashion-MNIST; minutes
 	rm -rf build/smoke

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from laconic.recipes.methods import METHODS, parse_method
     from laconic.recipes.sweep import sweep
     from laconic.recipes.sweep_config import SweepConfig
+    from laconic.recipes.train import train
+    from laconic.recipes.train_config import TrainConfig
     from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
     from laconic.tasks.base import Aux, Task, plain_task
     from laconic.tasks.catalog import TASKS, make_task
@@ -66,6 +68,7 @@ __all__ = [
     "Streamed",
     "SweepConfig",
     "Task",
+    "TrainConfig",
     "__version__",
     "communication_round",
     "compare",
@@ -85,6 +88,7 @@ __all__ = [
     "published",
     "resume",
     "sweep",
+    "train",
     "worker_mesh",
 ]
 
@@ -108,6 +112,8 @@ _HOMES = {
     "laconic.recipes.methods": "METHODS parse_method",
     "laconic.recipes.sweep": "sweep",
     "laconic.recipes.sweep_config": "SweepConfig",
+    "laconic.recipes.train": "train",
+    "laconic.recipes.train_config": "TrainConfig",
     "laconic.round": "Items RoundState Server communication_round draw_items init_round",
     "laconic.tasks.base": "Aux Task plain_task",
     "laconic.tasks.catalog": "TASKS make_task",

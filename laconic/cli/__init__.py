@@ -1,4 +1,4 @@
-"""The command line: `laconic compare`, `meta-train`, `zoo`, `sweep`, `tasks`, `optimizers`."""
+"""The command line: `laconic compare`, `train`, `launch`, `meta-train`, `zoo`, and what else `COMMANDS` lists."""
 
 import os
 import sys
@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from laconic.cli.compare import run_compare
 from laconic.cli.console import err, out, say
+from laconic.cli.launch import run_launch
 from laconic.cli.lists import list_optimizers, list_tasks
 from laconic.cli.meta_train import run_meta_train
 from laconic.cli.report import run_report
 from laconic.cli.reproduce import run_reproduce
 from laconic.cli.sweep import run_sweep_command
+from laconic.cli.train import run_train
+from laconic.cli.worker import run_worker
 from laconic.cli.zoo import run_zoo
 from laconic.errors import LaconicError, unknown
 from laconic.version import __version__
@@ -26,6 +29,9 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "compare": Command(run_compare, "run several optimizers on one task and report who needs fewer rounds"),
+    "train": Command(run_train, "train one model, all its workers in this process"),
+    "launch": Command(run_launch, "train with real processes on this machine; who dies is started again"),
+    "worker": Command(run_worker, "train as one of several processes, from another machine or under SLURM or torchrun"),
     "meta-train": Command(run_meta_train, "train a learned optimizer, by a recipe"),
     "zoo": Command(run_zoo, "list, show or export the learned optimizers that come with laconic"),
     "sweep": Command(run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"),
@@ -38,6 +44,8 @@ EXAMPLES = {
     "laconic compare": "five optimizers and a learned one on bundled data",
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
     "laconic compare fmnist-baselines --seeds 2": "a ready recipe, with one number changed",
+    "laconic train digits": "one model, all its workers in this process",
+    "laconic launch --workers 4 -- train digits": "… and with four real processes; who dies is started again",
     "laconic meta-train lopt-a-digits --minutes 5": "train a learned optimizer on bundled data",
     "laconic zoo list": "learned optimizers that are trained already",
     "laconic sweep slowmo-coarse --task digits-mlp --rounds 100": "80 settings of SlowMo, ranked",

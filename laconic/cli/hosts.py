@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-import jax
-
+from laconic.engines.address import is_loopback
+from laconic.engines.jax_distributed import join
 from laconic.errors import LaconicError
 
 
@@ -29,8 +29,6 @@ class Hosts:
         host, _, port = self.coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise LaconicError(f"--coordinator is HOST:PORT, as in 10.0.0.1:1234, got {self.coordinator!r}.")
-        try:
-            jax.distributed.initialize(self.coordinator, self.processes, self.process)
-        except RuntimeError as error:
-            raise LaconicError(f"the processes did not meet at {self.coordinator}: {error}".splitlines()[0]) from error
+        # who names a machine that others can reach asks for it to be reached; its name may mean something else there
+        join(self.coordinator, self.processes, self.process, bind="" if is_loopback(host) else "::")
         return self.process == 0

@@ -13,23 +13,42 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from laconic.engines import membership
+from laconic.engines.address import with_port
 from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
 from laconic.engines.membership import Card
+from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 
 WORD = 8
 
 
-def join(coordinator: str, processes: int, process: int, *, heartbeat_timeout: int = 100) -> None:
-    """Connect this process to the others; call it before anything else of JAX. Process 0 listens at `coordinator`."""
+def join(
+    coordinator: str,
+    processes: int,
+    process: int,
+    *,
+    bind: str = "",
+    heartbeat_timeout: int = 100,
+    patience: int = 300,
+) -> None:
+    """Connect this process to the others; call it before anything else of JAX.
+
+    Process 0 listens at `coordinator`, or at the address `bind` with the same port; the others wait `patience` seconds
+    for it. `heartbeat_timeout` seconds of silence of anyone end all of them.
+    """
+    host, port = split_address(coordinator)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        coordinator,
-        processes,
-        process,
-        coordinator_bind_address=coordinator,  # by default it would listen on every interface
-        heartbeat_timeout_seconds=heartbeat_timeout,
-    )
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process,
+            coordinator_bind_address=with_port(bind or host, port),  # by default it listens on every interface
+            heartbeat_timeout_seconds=heartbeat_timeout,
+            initialization_timeout=patience,
+        )
+    except RuntimeError as error:
+        raise LaconicError(f"the processes did not meet at {coordinator}: {error}".splitlines()[0]) from error
 
 
 class JaxDistributedEngine:

@@ -9,6 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from laconic.engines.lifeline import end_with_stdin
+
+LINGER = 3.0  # seconds for the workers to end their round
 os.environ.setdefault("RUST_LOG", "error")
 
 
@@ -36,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--heartbeat-timeout", type=float, default=5.0, help="seconds of silence that mean death")
     parser.add_argument("--join-timeout", type=float, default=600.0, help="seconds to wait for slow workers")
     parser.add_argument("--min-workers", type=int, default=1, help="fewest workers that make a quorum")
+    parser.add_argument("--until-eof", action="store_true", help="leave when standard input ends")
     options = parser.parse_args(arguments)
+    if options.until_eof:
+        end_with_stdin(after=LINGER)
     server = serve(options.bind, options.heartbeat_timeout, options.join_timeout, options.min_workers)
     sys.stdout.write(f"lighthouse at {options.bind}\n")
     sys.stdout.flush()

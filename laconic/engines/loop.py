@@ -61,6 +61,7 @@ class Run:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="laconic-check")
         self._held: dict[Digest, Replica] = {}
         self._notes: list[str] = []
+        self.final: tuple[Replica, Digest] | None = None  # the state after all rounds, once they are done
 
     def rounds(self) -> Generator[Report, None, None]:
         """Go on from the checkpoint or from the beginning until all rounds are done and all peers have them."""
@@ -75,6 +76,7 @@ class Run:
                 replica, digest, report = self._round(replica, local, digest)
                 if report is not None:
                     yield report
+            self.final = replica, digest
             self._farewell(replica, digest)
         finally:
             self.engine.close()

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,13 @@ class Report(NamedTuple):
     digest: str
     committed_at: float
     shared: Shared
+
+
+def row_of(report: Report) -> dict[str, Any]:
+    """A report as JSON holds it; of the quorum the workers, and no weights."""
+    row = report._asdict()
+    del row["shared"]
+    return row | {"quorum": list(report.quorum.workers), "notes": list(report.notes), "seconds": asdict(report.seconds)}
 
 
 class Verdicts(NamedTuple):

@@ -10,10 +10,11 @@ from laconic.evaluate.book_panels import figures_of, meta_facts
 from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, collect, rendered
 from laconic.evaluate.summary import markdown_table, verdict
 from laconic.evaluate.sweep_report import ranking_table
+from laconic.evaluate.training import training_facts
 from laconic.store import atomic
 
 MADE_BY = "<!-- written by laconic report -->"
-PICTURES = ("curves.png", "ranking.png", "learning-curve.png", "figure.png")
+PICTURES = ("curves.png", "ranking.png", "learning-curve.png", "loss.png", "figure.png")
 
 
 def write_book(results: Path, out: Path, *, markdown: bool = False) -> tuple[list[Path], list[str]]:
@@ -71,8 +72,8 @@ def _outcome(run: Run) -> str:
         return f"{_plain(verdict(run.records))}\n\n{markdown_table(run.records).strip()}"
     if run.kind == "sweep":
         return ranking_table(run.records).strip()
-    if run.kind == "meta-training":
-        return _list(dict(meta_facts(run.records)))
+    if run.kind in ("training", "meta-training"):
+        return _list(dict((training_facts if run.kind == "training" else meta_facts)(run.records)))
     if run.kind == "experiment":
         table = run.path.with_name("table.md")
         return body_of(table.read_text(encoding="utf-8")) if table.is_file() else "No table was written."

@@ -13,6 +13,7 @@ from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, rendered
 from laconic.evaluate.panels import Panel
 from laconic.evaluate.report import curves_section, summary_section
 from laconic.evaluate.summary import count, notes, verdict
+from laconic.evaluate.training import loss_panel, training_facts
 from laconic.federated.options import in_words
 
 MADE_BY = '<meta name="generator" content="laconic report">'
@@ -102,6 +103,13 @@ def _meta(run: Run) -> str:
     return html.pairs(meta_facts(run.records)) + note + f'<div class="{kind}">{"".join(drawn)}</div>'
 
 
+def _training(run: Run) -> str:
+    return (
+        html.pairs(training_facts(run.records))
+        + f'<div class="figures single own">{_panel(loss_panel(run.records))}</div>'
+    )
+
+
 def _panel(panel: Panel, note: str = "") -> str:
     described = f"{panel.title}: {panel.y_label} against {panel.x_label}"
     svg = html.inline_svg(figures.svg_bytes(figures.panel_figure(panel)), described)
@@ -134,6 +142,7 @@ BODIES = {
     "comparison": _comparison,
     "experiment": _experiment,
     "sweep": _sweep,
+    "training": _training,
     "meta-training": _meta,
     "benchmark": _benchmark,
 }

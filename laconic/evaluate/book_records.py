@@ -22,6 +22,7 @@ KINDS = {
     "comparison": "Comparisons",
     "experiment": "The paper's experiments",
     "sweep": "Hyper-parameter sweeps",
+    "training": "Training",
     "meta-training": "Meta-training",
     "benchmark": "Speed",
 }
@@ -137,6 +138,8 @@ def _kind(records: Sequence[Record]) -> str:
     for ends, kind in (("experiment", "experiment"), ("ranking", "sweep")):
         if ends in kinds:
             return kind
+    if {"summary", "rounds"} <= kinds:
+        return "training"
     if "summary" in kinds and kinds & {"method", "progress", "judged"}:
         return "comparison" if "method" in kinds else "meta-training"
     raise LaconicError("the run is not finished, so there is nothing to show yet")

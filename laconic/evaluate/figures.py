@@ -69,6 +69,17 @@ def panel_figure(panel: Panel) -> "Figure":
     return figure
 
 
+def titled_figure(panel: Panel) -> "Figure":
+    """One panel as a picture that stands alone, under its title."""
+    from matplotlib.figure import Figure
+
+    with our_style():
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        _draw(figure.subplots(), panel)
+        figure.suptitle(panel.title, fontsize=10)
+    return figure
+
+
 def png_bytes(figure: "Figure") -> bytes:
     """The figure as PNG, 160 dots an inch."""
     return _saved(figure, "png", {"Software": None})

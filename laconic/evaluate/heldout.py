@@ -33,3 +33,9 @@ def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str
     if rest:
         total = jax.tree.map(lambda t, x: t + x * rest, total, metrics(jnp.arange(n - rest, n)))
     return jax.tree.map(lambda t: t / n, total)
+
+
+def final_metrics(task: Task, shared: Shared) -> dict[str, float]:
+    """The task's metrics on its test split as numbers; nothing if it has none."""
+    found = jax.jit(heldout_metrics)(task, shared)
+    return {name: float(value) for name, value in found.items()}

@@ -17,7 +17,7 @@ from laconic.tasks.base import Task, count_parameters
 def new_folder(out: Path | None, name: str) -> Path:
     """`out`, or runs/NAME-TIME: made if missing, refused if it holds anything or cannot be written to."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = out or Path("runs") / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{stamp}"
+    folder = out or Path("runs") / f"{spelled(name)}-{stamp}"
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
         hint = f" or go on with --resume {folder}" if taken and (folder / RECORDS).exists() else ""
@@ -32,6 +32,11 @@ def new_folder(out: Path | None, name: str) -> Path:
     except OSError as error:
         raise LaconicError(f"cannot write to {folder}: {error.strerror}. Choose another folder with --out.") from None
     return folder
+
+
+def spelled(name: str) -> str:
+    """A name as part of a path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
 def describe(task: Task, source: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What worker processes of all engines train in tests, and what they write down of it."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import jax
 from laconic.client import LocalOptimizer
 from laconic.compress import parse_compressor
 from laconic.engines.replica import Programs, fingerprint
-from laconic.engines.report import Report
+from laconic.engines.report import Report, row_of
 from laconic.evaluate.run import Method, local_method
 from laconic.outer import OUTER
 
@@ -27,10 +26,7 @@ def method_of(name: str, outer: str, options: dict[str, Any], compress: str, loc
 
 
 def line_of(report: Report, worker: int) -> dict[str, Any]:
-    row = report._asdict()
-    del row["shared"]
-    row |= {"quorum": list(report.quorum.workers), "seconds": dataclasses.asdict(report.seconds), "worker": worker}
-    return row
+    return row_of(report) | {"worker": worker}
 
 
 def astray(programs: Programs, rounds: list[int]) -> Any:

@@ -1,0 +1,234 @@
+"""`laconic worker`: one process of many, told where the others are by flags, by SLURM or by torchrun."""
+
+import fcntl
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+from laconic.cli.console import StopFlag, err, say
+from laconic.cli.token import need_token
+from laconic.cli.train import print_outcome, shared_config
+from laconic.engines.address import EVERYWHERE, facing, free_port, is_loopback, with_port
+from laconic.engines.lifeline import end_with_stdin
+from laconic.engines.place import Place, place_of
+from laconic.engines.registry import Seat, Waits, engine_entry
+from laconic.engines.transfer import split_address
+from laconic.errors import LaconicError
+from laconic.evaluate.compare import Interrupted
+from laconic.recipes.train import work
+from laconic.recipes.train_config import TrainConfig, parts_of
+from laconic.recipes.train_folder import finish, missing_ends, worker_folder
+from laconic.store.runlog import plain
+
+LINE_SECONDS, END_SECONDS = 10.0, 20.0
+DESCRIPTION = """\
+Train as one worker of several processes, on this machine or many. Say after -- what all of them train:
+
+  laconic worker --join 10.0.0.1:29510 --worker 2 --bind 10.0.0.7 -- train fmnist --workers 4
+  srun laconic worker --bind 0.0.0.0 -- train fmnist            (worker 0 hosts the Lighthouse)
+  torchrun --nproc-per-node 4 --no-python laconic worker -- train digits
+
+All of them need the same token, in $LACONIC_TOKEN or --token-file. A worker that was started again goes on from its
+checkpoint and catches up from a peer."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """One process of a training."""
+
+    join: str | None = None
+    """HOST:PORT where the workers meet; by default what SLURM or torchrun say, and worker 0 hosts it."""
+    worker: int | None = None
+    """Which worker this is, from 0 on; by default what SLURM or torchrun say."""
+    engine: str = "torchft"
+    """What connects the workers: torchft, or jax-distributed, which is not fault tolerant."""
+    token_file: Path | None = None
+    """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN."""
+    bind: str = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 is every one of this machine."""
+    host: str = ""
+    """The address at which the others reach this process, if it is not --bind."""
+    port: int | None = None
+    """The port where the workers meet, instead of the one that SLURM or torchrun give."""
+    waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
+    compiled: Path | None = None
+    """A folder for compiled programs, shared by the workers of a machine: one compiles, the others wait for it."""
+    pace: float = 0.0
+    """Seconds that a round takes at least, to try out how a larger model would do."""
+    json: bool = False
+    """Write one JSON object a round to standard output."""
+    until_eof: bool = False
+    """Leave when standard input ends, as it does when whoever holds its other end dies."""
+
+
+def run_worker(argv: Sequence[str]) -> int:
+    """`laconic worker [--flags] -- train [RECIPE] [--flags]`."""
+    own, words = split_words(argv)
+    config = tyro.cli(WorkerConfig, args=own, prog="laconic worker", description=DESCRIPTION)
+    if config.until_eof:
+        end_with_stdin()
+    token = need_token(config.token_file, os.environ)
+    entry = engine_entry(config.engine)
+    place = None if config.join is not None and config.worker is not None else place_of(os.environ)
+    train, _ = shared_config(words, None if place is None else place.workers)
+    seat = seat_of(config, place, train.workers)
+    hosts = config.join is None and seat.worker == 0
+    lighthouse = host_lighthouse(seat) if hosts and entry.service else None
+    folder, command = worker_folder(train), shlex.join(["laconic", "worker", *argv])
+    turn = CompileTurn(config.compiled) if config.compiled is not None else None
+    with StopFlag("this round and one more") as stop:
+        try:
+            work(
+                train,
+                lambda seal: entry.connect(seat, seal),
+                config.engine,
+                token,
+                folder,
+                tell=Json() if config.json else Lines(seat.worker),
+                stop=stop,
+                command=command,
+                pace=Pace(config.pace),
+                turn=turn if entry.restarts else None,  # who must meet the others to compile would wait for ever
+            )
+        except Interrupted as stopped:
+            say(f"{stopped} The same command goes on from there.", err)
+            return stop.status
+    del lighthouse  # which served until now
+    if hosts and not config.json:
+        _wait(lambda: not missing_ends(folder), END_SECONDS)
+        print_outcome(folder, finish(folder, command))
+    return 0
+
+
+def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first -- and those after it."""
+    words = list(argv)
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], words[cut + 1 :]
+
+
+def seat_of(config: WorkerConfig, place: Place | None, workers: int) -> Seat:
+    """Which worker this is and where it meets the others, from flags and then from the environment."""
+    if config.join is None and place is None:
+        raise LaconicError(
+            "a worker must know where the others are: give --join HOST:PORT and --worker N, or start it with srun or "
+            "torchrun, which say so."
+        )
+    worker = config.worker if config.worker is not None else None if place is None else place.worker
+    if worker is None:
+        raise LaconicError(f"say which worker this is: --worker 0 to --worker {workers - 1}.")
+    if not 0 <= worker < workers:
+        raise LaconicError(f"--worker counts from 0 to {workers - 1} here, got {worker}.")
+    if config.join is not None:
+        host, port = split_address(config.join)
+    else:
+        assert place is not None
+        host, port = place.host, place.port
+    port = config.port or port
+    if is_loopback(config.bind) and not is_loopback(host):
+        raise LaconicError(
+            f"the workers meet at {host}, beyond this machine, but this one would listen at {config.bind} only, where "
+            "nobody else reaches it: give --bind with an address of this machine, or 0.0.0.0 for all of them."
+        )
+    reached = config.host or (facing(host) if config.bind in EVERYWHERE else config.bind)
+    return Seat(worker, workers, with_port(host, port), config.bind, reached, config.waits)
+
+
+def host_lighthouse(seat: Seat) -> object:
+    """A Lighthouse in this process, which serves as long as what is returned lives."""
+    from laconic.engines.lighthouse import serve
+
+    port = free_port(seat.bind, split_address(seat.address)[1])
+    return serve(with_port(seat.bind, port), seat.waits.silence)
+
+
+class CompileTurn:
+    """Compiled programs in a folder that several workers share: who waits for his turn finds them there.
+
+    Compiling the same thing side by side takes that many times as long. A process that dies gives up its turn.
+    """
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        self._file = open(folder / "turn", "w")  # noqa: SIM115  (held as long as this process lives)
+
+    def take(self) -> None:
+        """Wait for it."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def give(self) -> None:
+        """Let the next one have it."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Never again."""
+        self._file.close()
+
+
+class Pace:
+    """Makes the time from one call to the next at least so many seconds."""
+
+    def __init__(self, seconds: float):
+        self._seconds, self._last = seconds, -float("inf")
+
+    def __call__(self) -> None:
+        """Wait for what is left."""
+        left = self._last + self._seconds - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        self._last = time.monotonic()
+
+
+class Json:
+    """Tells everything to standard output, a JSON object a line."""
+
+    def __call__(self, message: Mapping[str, Any]) -> None:
+        """Write it at once."""
+        sys.stdout.write(json.dumps(plain(message), allow_nan=False) + "\n")
+        sys.stdout.flush()
+
+
+class Lines:
+    """Tells people, on standard error: a line now and then, and every note."""
+
+    def __init__(self, worker: int, clock: Callable[[], float] = time.monotonic):
+        self._name, self._clock, self._said, self._rounds = f"worker {worker}", clock, -float("inf"), 0
+
+    def __call__(self, message: Mapping[str, Any]) -> None:
+        """Say it if it is worth a line."""
+        if message["kind"] == "start":
+            self._rounds = message["rounds"]
+            say(f"{self._name}: compiling; begins after round {message['round']} of {self._rounds}", err)
+        for note in message.get("notes", ()):
+            say(f"{self._name}: {note}", err)
+        last = message["kind"] == "round" and message["round"] == self._rounds
+        if message["kind"] == "round" and (last or self._clock() - self._said >= LINE_SECONDS):
+            self._said = self._clock()
+            quorum = f"{len(message['quorum'])} workers"
+            say(f"{self._name}: round {message['round']}/{self._rounds}, {quorum}, loss {message['loss']:.4f}", err)
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> None:
+    give_up = time.monotonic() + seconds
+    while not condition() and time.monotonic() < give_up:
+        time.sleep(0.1)
+
+
+def check_real_workers(config: TrainConfig) -> None:
+    """Everything that can be wrong with a training between processes, found before any of them starts."""
+    method, setting = parts_of(config)
+    K, _ = method.budget(setting.workers, setting.local_steps)
+    if K != config.workers:
+        raise LaconicError(f"{config.optimizer} is one worker by its nature: train it alone, with laconic train.")

@@ -1,0 +1,225 @@
+"""`laconic launch` before anything starts, and its table."""
+
+import io
+import json
+import socket
+import stat
+
+import pytest
+from rich.console import Console
+
+from laconic.cli import launch
+from laconic.cli.launch import LaunchConfig
+from laconic.cli.launch_table import LaunchDisplay
+from laconic.engines.children import Line
+from laconic.engines.registry import ENGINES
+from tests.cli.commands import assert_one_error, laconic
+from tests.evaluate.trainings import a_row
+
+TRAIN = ["--", "train", "--task", "digits-mlp:width=4", "--optimizer", "local-sgd"]
+
+
+@pytest.fixture(autouse=True)
+def at_home(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LACONIC_TOKEN", raising=False)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """As if every extra were there: what is tested comes before they are used."""
+    monkeypatch.setattr(launch, "engine_entry", lambda name: ENGINES[name])
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--workers", "0", *TRAIN], ["workers must be positive, got 0"]),
+        (["--workers", "4"], ["after --", "train digits"]),
+        (["--workers", "4", "--", "train", "digit"], ["unknown recipe", "Did you mean 'digits'?"]),
+        (["--workers", "4", "--", "train", "--task", "digits-mpl"], ["unknown task"]),
+        (["--workers", "4", *TRAIN, "--workers", "8"], ["there are 4 workers", "for 8"]),
+        (["--workers", "4", *TRAIN[:-1], "small-batch-sgd"], ["one worker by its nature", "laconic train"]),
+        (["--workers", "4", *TRAIN[:-1], "lagg-a-fmnist"], ["K = 8", "4"]),
+        (["--workers", "4", "--here", "5", *TRAIN], ["--here", "4 workers", "got 5"]),
+        (["--workers", "4", "--here", "0", *TRAIN], ["--here", "got 0"]),
+        (["--port", "70000", *TRAIN], ["from 0", "got 70000"]),
+        (["--bind", "192.0.2.1", *TRAIN], ["cannot listen at 192.0.2.1:0"]),
+        (["--silence", "-1", *TRAIN], ["silence must be positive"]),
+        (["--restarts", "-1", *TRAIN], ["--restarts"]),
+        (
+            ["--engine", "jax-distributed", "--restarts", "1", *TRAIN],
+            ["jax-distributed cannot", "--restarts must be 0"],
+        ),
+        (["--token-file", "none", *TRAIN], ["cannot read the token in none"]),
+        (["--", "train", "--resume", "nowhere"], ["nothing to resume"]),
+    ],
+)
+def test_errors_are_one_line_and_start_nothing(argv, parts, capfd, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "Supervisor", None)
+    assert_one_error(capfd, ["launch", *argv], parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_port_that_is_taken_is_refused(capfd, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        parts = [f"cannot listen at 127.0.0.1:{port}", "in use", "--port"]
+        assert_one_error(capfd, ["launch", "--port", port, *TRAIN], parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_engine_and_a_missing_extra(capfd, monkeypatch):
+    assert_one_error(capfd, ["launch", "--engine", "mpi", *TRAIN], ["unknown engine", "torchft"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert_one_error(capfd, ["launch", *TRAIN], ["torchft", "pip install 'laconic[torchft]'"])
+
+
+def test_help_teaches(capfd):
+    code, out, _ = laconic(capfd, "launch", "--help")
+    assert code == 0
+    for word in ("launch --workers 4 -- train digits", "--bind", "--restarts", "--kill-one-at", "--silence", "--here"):
+        assert word in out
+
+
+# --- a plan -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan_of(installed):
+    def make(*words, **flags):
+        return launch._plan(LaunchConfig(**flags), ["train", *TRAIN[2:], *words])
+
+    return make
+
+
+def test_commands_carry_everything_but_the_token(plan_of, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    plan = plan_of("--seed", "3", "--out", "run", workers=2, engine="torchft")
+    services, workers = launch._commands(plan)
+    assert list(services) == ["lighthouse"]
+    host, _, port = plan.address.partition(":")
+    assert host == "127.0.0.1"
+    assert f"127.0.0.1:{port}" in services["lighthouse"]
+    assert list(workers) == ["worker 0", "worker 1"]
+    for k, words in enumerate(workers.values()):
+        text = " ".join(words)
+        assert f"worker --worker {k} --join {plan.address} --engine torchft --bind 127.0.0.1" in text
+        assert f"--compiled run/{launch.COMPILED}" in text
+        assert "-- train --task digits-mlp:width=4 --optimizer local-sgd --workers 2 --seed 3 --out run" in text
+        assert plan.token not in text
+    assert len(plan.token) == 32
+    assert plan.token not in " ".join(services["lighthouse"])
+    assert not (tmp_path / "run" / "token").exists()  # nobody else needs it
+
+
+def test_those_who_join_from_elsewhere_are_told_how(plan_of, capfd, tmp_path):
+    plan = plan_of("--out", "run", "--batch", "8", workers=4, here=2)
+    assert plan.names == ["worker 0", "worker 1"]
+    launch._greet(plan)
+    said = capfd.readouterr().err
+    assert f"the workers meet at {plan.address}" in said
+    train = "train --optimizer local-sgd --batch 8"
+    assert "N from 2 to 3" in said
+    assert f"laconic worker --join {plan.address} --worker N" in said
+    assert "-- train --task digits-mlp:width=4 --optimizer local-sgd --batch 8" in said, train
+    token = tmp_path / "run" / "token"
+    assert token.read_text().strip() == plan.token
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert str(token.relative_to(tmp_path)) in said
+
+
+def test_a_given_token_is_used(plan_of, monkeypatch, tmp_path):
+    monkeypatch.setenv("LACONIC_TOKEN", "from the environment")
+    assert plan_of("--out", "a", workers=3, here=1).token == "from the environment"
+    (tmp_path / "secret").write_text("from a file\n")
+    assert plan_of("--out", "b", workers=3, here=1, token_file=tmp_path / "secret").token == "from a file"
+    assert not (tmp_path / "a" / "token").exists()
+
+
+def test_listening_beyond_this_machine_is_said(plan_of, capfd):
+    plan = plan_of("--out", "run", workers=2, bind="0.0.0.0", host="10.1.2.3")
+    launch._greet(plan)
+    assert plan.address.startswith("10.1.2.3:")
+    assert "listening at 0.0.0.0, beyond this machine" in capfd.readouterr().err
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def a_line(name, kind, **fields):
+    return Line(name, json.dumps({"kind": kind, **fields}), False)
+
+
+@pytest.fixture
+def display():
+    clock = [0.0]
+    shown = LaunchDisplay(
+        ["worker 0", "worker 1"], 50, "a title", Console(width=140, record=True, file=io.StringIO()), lambda: clock[0]
+    )
+    shown.now = clock
+    return shown
+
+
+def cells(display, name):
+    written = io.StringIO()
+    Console(width=140, file=written).print(display.render())
+    (row,) = [line for line in written.getvalue().splitlines() if line.strip().startswith(name)]
+    return row.split()[2:]
+
+
+def test_the_table_adds_up(display):
+    display.take(a_line("worker 0", "start", worker=0, round=0, rounds=50))
+    assert cells(display, "worker 0")[:3] == ["compiling", "0", "–"]
+    assert cells(display, "worker 1")[0] == "starting"
+    for r in range(1, 4):
+        row = a_row(
+            r, 0.0, sent=2_000_000, received=1_000_000, refused={"a stranger": 2}, excluded={1: "norm"} if r > 1 else {}
+        )
+        display.take(a_line("worker 0", **{**row, "kind": "round"}))
+    expected = ["training", "3", "2", "0.3333", "6.00", "3.00", "500.0", "500.0", "125.0", "2", "2", "0"]
+    assert cells(display, "worker 0") == expected
+    display.died("worker 0", 1)
+    assert cells(display, "worker 0")[0] == "restarting"
+    assert cells(display, "worker 0")[-1] == "1"
+    display.take(a_line("worker 0", "end", round=50, digest="x"))
+    assert cells(display, "worker 0")[:2] == ["done", "50"]
+    assert display.round == 50
+
+
+def test_what_is_no_message_is_a_line_of_a_log(display):
+    for line in (
+        Line("worker 1", "hello [red]", False),
+        Line("worker 1", '{"kind": "start"}', True),
+        Line("lighthouse", '{"kind": "x"}', False),
+        Line("worker 1", "[1]", False),
+    ):
+        display.take(line)
+    display.take(a_line("worker 0", **{**a_row(7, 0.0, notes=["took over"], refused={}), "kind": "round"}))
+    display.tell("worker 0", "was killed")
+    assert display.console.export_text().splitlines() == [
+        "worker 1 | hello [red]",
+        'worker 1 | {"kind": "start"}',
+        'lighthouse | {"kind": "x"}',
+        "worker 1 | [1]",
+        "worker 0 | round 7: took over",
+        "worker 0 | was killed",
+    ]
+
+
+def test_a_log_gets_a_line_now_and_then(display):
+    display.tick()
+    display.now[0] = 11.0
+    display.tick()
+    display.take(a_line("worker 1", **{**a_row(7, 0.0, refused={}), "kind": "round"}))
+    display.died("worker 0", 2)
+    display.now[0] = 20.0
+    display.tick()
+    display.now[0] = 22.0
+    display.tick()
+    assert display.console.export_text().splitlines() == [
+        "worker 0: starting; worker 1: starting",
+        "round 7/50, quorum 2, loss 0.1429, restarts 2",
+    ]

@@ -1,0 +1,243 @@
+"""`laconic launch` and `laconic worker` with real processes: deaths, restarts, strangers, orphans, going on."""
+
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from laconic.recipes.train import train
+from laconic.recipes.train_config import TrainConfig, parts_of
+from laconic.recipes.train_folder import lives_of
+from laconic.store import checkpoint
+from laconic.store.runlog import read
+from laconic.tasks.catalog import make_task
+from tests.engines.cluster import environment, free_port
+from tests.engines.oracle import assert_same_weights, present_of, simulate
+from tests.engines.processes import alive, children_of, listening, wait_until, words_of
+from tests.outer.trees import QUICK
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+TIMEOUT = 300
+FAST = ["--silence", "1", "--timeout", "5"]
+CONFIG = TrainConfig("digits-mlp", "slowmo:gamma=0.3,beta=0.5", workers=4, local_steps=2, batch=16, rounds=24)
+WORDS = ["train", "--task", "digits-mlp", "--optimizer", "slowmo:gamma=0.3,beta=0.5", "--local-steps", "2"]
+SMALL = ["train", "--task", "digits-mlp:width=4", "--optimizer", "local-sgd", "--batch", "4"]
+
+torchft = pytest.mark.usefixtures("extra")
+
+
+@pytest.fixture
+def extra():
+    pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
+
+
+@contextmanager
+def started(folder, *words, module="laconic", **variables):
+    """A command at work in `folder`; everything that it started ends with the test."""
+    clean = {k: v for k, v in environment().items() if not k.startswith(("SLURM_", "MASTER_", "LACONIC_TOKEN"))}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", *module.split(), *map(str, words)]
+    with subprocess.Popen(command, cwd=folder, env=clean | variables, **pipes) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def finish(running, status=0):
+    """(stdout, stderr) of a command that ends as expected."""
+    out, err = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == status, out + err
+    return out, err
+
+
+def launch(folder, *words, **variables):
+    return started(folder, "launch", *words, **variables)
+
+
+def rounds_in(path):
+    return [row["round"] for life in lives_of(read(path)) for row in life.rows] if path.exists() else []
+
+
+def all_rows(folder):
+    return [row for path in sorted(folder.glob("worker-*.jsonl")) for life in lives_of(read(path)) for row in life.rows]
+
+
+@torchft
+@pytest.mark.slow
+def test_a_killed_worker_comes_back_and_all_end_with_the_same_state(tmp_path, standard_promotion):
+    """The survivors wait at a gate until it is back; the model is that of the messages that counted."""
+    gates = {"GATES": str(tmp_path), "GATE_AFTER": "12"}
+    words = ["launch", "--workers", "4", "--kill-one-at", "6", *FAST, "--", *WORDS, "--rounds", "24", "--out", "run"]
+    with started(tmp_path, *words, module="tests.cli.gated laconic", **gates) as running:
+        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 5, "four workers and the one that comes back")
+        everyone = [running.pid, *children_of(running.pid)]
+        assert len(everyone) == 6
+        nothing_listens_beyond_this_machine(everyone)
+        the_token_is_in_no_command(everyone)
+        (tmp_path / "open").touch()
+        out, err = finish(running)
+    assert "worker 3 | killed on purpose after round" in err
+    assert "worker 3 | was killed by SIGKILL; starting it again in 0.5 s (restart 1 of 3)" in err
+    back = int(re.search(r"worker 3 \| round (\d+): took over the state of round", err)[1])
+    assert "hashes equal after every round" in out
+    summary = read(tmp_path / "run" / "records.jsonl")[-1]
+    assert len(summary["final_digests"]) == 1
+    assert summary["rounds_apart"] == []
+    assert [summary["workers"][str(k)]["starts"] for k in range(4)] == [1, 1, 1, 2]
+    assert all(worker["finished"] for worker in summary["workers"].values())
+    assert summary["workers"]["3"]["healed"] == 1
+    present_RK = present_of(all_rows(tmp_path / "run"), 24)
+    assert present_RK[:5].all()
+    assert not present_RK[back - 1, 3]
+    assert present_RK[back:].all()
+    shared, _ = simulate(make_task(CONFIG.task), parts_of(CONFIG)[0], present_RK)
+    weights = load_file(tmp_path / "run" / "weights.safetensors")
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shared)]
+    assert_same_weights([weights[name] for name in names], shared, "the final weights")
+    assert not (tmp_path / "run" / "token").exists()
+
+
+def nothing_listens_beyond_this_machine(pids):
+    found = set.union(*map(listening, pids))
+    assert found
+    assert found <= LOOPBACK
+
+
+def the_token_is_in_no_command(pids):
+    variables = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids[1:]]
+    tokens = {word.partition("=")[2] for words in variables for word in words if word.startswith("LACONIC_TOKEN=")}
+    (token,) = tokens
+    assert len(token) == 32
+    assert not any(token in word for pid in pids for word in words_of(pid))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchft", "jax-distributed"])
+def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
+    """`laconic train` with four simulated workers, and four real ones."""
+    if engine == "torchft":
+        pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
+    optimizer = {"torchft": "lopt-a-digits", "jax-distributed": "slowmo:gamma=0.3,beta=0.5"}[engine]
+    words = ["train", "digits", "--optimizer", optimizer, "--rounds", "10", "--out", "run"]
+    with launch(tmp_path, "--workers", "4", "--engine", engine, "--", *words) as running:
+        finish(running)
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
+    _, alone = train(TrainConfig(optimizer=optimizer, rounds=10, out=tmp_path / "alone"))
+    losses = [{} for _ in range(2)]
+    for found, records in zip(losses, (alone, read(tmp_path / "run" / "records.jsonl")), strict=True):
+        for record in records:
+            if record["kind"] == "rounds":
+                found.update(zip(record["round"], record["loss"], strict=True))
+    assert sorted(losses[0]) == sorted(losses[1]) == list(range(1, 11))
+    np.testing.assert_allclose([losses[1][r] for r in range(1, 11)], [losses[0][r] for r in range(1, 11)], rtol=1e-5)
+    one, many = (load_file(tmp_path / name / "weights.safetensors") for name in ("alone", "run"))
+    for name, leaf in one.items():
+        assert np.max(np.abs(many[name] - leaf)) <= 1e-5 * np.max(np.abs(leaf)), name
+
+
+@torchft
+@pytest.mark.slow
+def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
+    """Killed, then interrupted, then let to its end."""
+    log, flags = tmp_path / "run" / "worker-0.jsonl", ["--workers", "2", "--pace", "0.1", *FAST]
+    words = [*SMALL, "--rounds", "120", "--checkpoint-every", "5", "--out", "run"]
+    with launch(tmp_path, *flags, "--", *words) as running:
+        wait_until(lambda: len(rounds_in(log)) >= 10, "some rounds")
+        children = children_of(running.pid)
+        assert len(children) == 3
+        running.kill()
+        running.wait()
+    wait_until(lambda: not any(map(alive, children)), "the workers and the Lighthouse to end")
+    before = max(rounds_in(log))
+    assert checkpoint.peek(tmp_path / "run" / "worker-0.safetensors")["round"] == before  # saved on the way out
+
+    with launch(tmp_path, *flags, "--", "train", "--resume", "run") as running:
+        wait_until(lambda: max(rounds_in(log)) >= before + 10, "some more rounds")
+        children = children_of(running.pid)
+        running.send_signal(signal.SIGINT)
+        _, err = finish(running, 128 + signal.SIGINT)
+    assert not any(map(alive, children))
+    done = int(re.search(r"stopped after round (\d+) of 120", err)[1])
+    assert "Go on with: laconic launch --workers 2 -- train --resume run" in err
+
+    with launch(tmp_path, *FAST, "--", "train", "--resume", "run") as running:
+        out, _ = finish(running)
+    assert "hashes equal after every round" in out
+    lives = lives_of(read(log))
+    assert lives[0].rows[0]["round"] == 1
+    assert lives[2].rows[0]["round"] == done + 1
+    rounds = read(tmp_path / "run" / "records.jsonl")[1]  # of both: one of them may have left a round earlier
+    assert rounds["round"] == list(range(1, 121))
+
+
+@torchft
+@pytest.mark.slow
+def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_path):
+    for name in ("here", "there", "stranger"):
+        (tmp_path / name).mkdir()
+    here = ["--workers", "2", "--here", "1", *FAST, "--", *SMALL, "--rounds", "20", "--out", "run"]
+    with launch(tmp_path / "here", *here) as first:
+        told = [first.stderr.readline() for _ in range(2)]
+        (address,) = re.findall(r"meet at (\S+);", told[0])
+        assert f"laconic worker --join {address} --worker N" in told[1]
+        token = tmp_path / "here" / "run" / "token"
+        worker = ["worker", "--join", address, "--worker", "1", *FAST]
+        train = ["--", *SMALL, "--rounds", "20", "--workers", "2"]
+        with started(tmp_path / "stranger", *worker, "--patience", "2", *train, LACONIC_TOKEN="guessed") as stranger:
+            _, err = finish(stranger, 1)
+        (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+        assert "worker 1 found none of the other 1" in line
+        assert "a stranger without the token" in line
+        assert "same token" in line
+        with started(tmp_path / "there", *worker, "--token-file", token, *train) as second:
+            _, err = finish(second)
+        assert "worker 1: round 20/20, 2 workers" in err
+        out, _ = finish(first)
+    assert re.search(r"refused: +\d+ × a stranger without the token", out)
+    (joined,) = (tmp_path / "there" / "runs").iterdir()
+    ours, theirs = (load_file(folder / "weights.safetensors") for folder in (tmp_path / "here" / "run", joined))
+    for name, leaf in ours.items():
+        np.testing.assert_array_equal(theirs[name], leaf)
+
+
+@torchft
+@pytest.mark.slow
+def test_torchruns_variables_are_enough(tmp_path):
+    """Worker 0 hosts the Lighthouse, and at the end puts all records of the folder together."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LACONIC_TOKEN": "secret"}
+    words = ["worker", *FAST, "--", *SMALL, "--rounds", "10"]
+    with started(tmp_path, *words, RANK="1", **place) as one, started(tmp_path, *words, RANK="0", **place) as zero:
+        finish(one)
+        out, err = finish(zero)
+    assert "worker 0: round 10/10, 2 workers" in err
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = read(folder / "records.jsonl")[-1]
+    assert len(summary["final_digests"]) == 1
+    assert [worker["finished"] for worker in summary["workers"].values()] == [True, True]
+    assert f"weights: {folder}" in re.sub(" +", " ", out)
+
+
+@torchft
+@pytest.mark.slow
+def test_restarts_are_bounded_and_the_end_is_one_clear_error(tmp_path):
+    words = ["launch", "--workers", "2", "--restarts", "1", *FAST, "--", *SMALL, "--out", "run"]
+    variables = {"GATES": str(tmp_path), "BREAKS": "1"}
+    with started(tmp_path, *words, module="tests.cli.gated laconic", **variables) as running:
+        out, err = finish(running, 1)
+    assert out == ""
+    assert "worker 1 | ended with status 1; starting it again in 0.5 s (restart 1 of 1)" in err
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    told = "worker 1 died 2 times, and at last ended with status 1; its last words: error: out of luck."
+    assert line.startswith(f"error: {told}")
+    pids = [int(path.name.partition("-")[2]) for path in tmp_path.glob("started-*")]
+    assert len(pids) >= 3
+    assert not any(map(alive, pids))
