@@ -17,14 +17,14 @@ from laconic.cli.console import StopFlag, err, out, say
 from laconic.cli.launch_table import LaunchDisplay
 from laconic.cli.token import VARIABLE, find_token, new_token, write_token
 from laconic.cli.train import print_outcome, shared_config
-from laconic.cli.worker import check_real_workers, split_words
-from laconic.engines.address import EVERYWHERE, facing, free_port, is_loopback, with_port
+from laconic.cli.worker import split_words
+from laconic.engines.address import free_port, is_loopback, reached_at, with_port
 from laconic.engines.registry import Entry, Waits, engine_entry
 from laconic.engines.supervisor import HASTE, Supervisor
 from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 from laconic.recipes.folder import new_folder
-from laconic.recipes.train_config import TrainConfig, train_command
+from laconic.recipes.train_config import TrainConfig, parts_of, train_command
 from laconic.recipes.train_folder import WORKER_LOGS, finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
@@ -113,11 +113,20 @@ def run_launch(argv: Sequence[str]) -> int:
         say(f"stopped after round {shown.round} of {plan.train.rounds}. Go on with: {again}", err)
         return stop.status
     records = finish(plan.folder, command)
-    out.print(shown.render())
+    if not err.is_terminal:  # where it is, the table stands there already
+        out.print(shown.render())
     print_outcome(plan.folder, records)
     if len(records[-1]["final_digests"]) != 1:
         raise LaconicError("the workers did not end with the same state; their records say after which round.")
     return 0
+
+
+def check_real_workers(config: TrainConfig) -> None:
+    """Everything that can be wrong with a training between processes, found before any of them starts."""
+    method, setting = parts_of(config)
+    K, _ = method.budget(setting.workers, setting.local_steps)
+    if K != config.workers:
+        raise LaconicError(f"{config.optimizer} is one worker by its nature: train it alone, with laconic train.")
 
 
 def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
@@ -136,7 +145,7 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
         raise LaconicError(f"{config.engine} cannot start a worker {restarts} times again: --restarts must be 0 there.")
     token, token_at = find_token(config.token_file, os.environ), "the same token"
     port = free_port(config.bind, config.port)
-    host = config.host or (facing(config.bind) if config.bind in EVERYWHERE else config.bind)
+    host = config.host or reached_at(config.bind, "127.0.0.1")
     make_task(train.task)  # so that missing data is found, or fetched, once
     folder = train.out if resumed and train.out is not None else new_folder(train.out, train.task)
     if token is None:

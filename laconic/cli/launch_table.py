@@ -113,6 +113,8 @@ class LaunchDisplay:
             seen.take(message)
             for note in message["notes"]:
                 self.log(line.name, f"round {message['round']}: {note}")
+        elif message["kind"] == "note":
+            self.log(line.name, message["text"])
         elif message["kind"] == "end":
             seen.state, seen.ended, seen.round = "done", True, message["round"]
 
@@ -139,7 +141,7 @@ class LaunchDisplay:
 
     def render(self) -> RenderableType:
         """The table."""
-        table = Table(title=self.title, caption=LEGEND, title_justify="left", caption_justify="left", box=None)
+        table = Table(title=escape(self.title), caption=LEGEND, title_justify="left", caption_justify="left", box=None)
         for i, head in enumerate(HEADS):
             table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
         for name, seen in self.workers.items():

@@ -17,7 +17,7 @@ import tyro
 from laconic.cli.console import StopFlag, err, say
 from laconic.cli.token import need_token
 from laconic.cli.train import print_outcome, shared_config
-from laconic.engines.address import EVERYWHERE, facing, free_port, is_loopback, with_port
+from laconic.engines.address import free_port, is_loopback, reached_at, with_port
 from laconic.engines.lifeline import end_with_stdin
 from laconic.engines.place import Place, place_of
 from laconic.engines.registry import Seat, Waits, engine_entry
@@ -25,7 +25,6 @@ from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes.train import work
-from laconic.recipes.train_config import TrainConfig, parts_of
 from laconic.recipes.train_folder import finish, missing_ends, worker_folder
 from laconic.store.runlog import plain
 
@@ -132,14 +131,13 @@ def seat_of(config: WorkerConfig, place: Place | None, workers: int) -> Seat:
         host, port = split_address(config.join)
     else:
         assert place is not None
-        host, port = place.host, place.port
-    port = config.port or port
+        host, port = place.host, config.port or place.port
     if is_loopback(config.bind) and not is_loopback(host):
         raise LaconicError(
             f"the workers meet at {host}, beyond this machine, but this one would listen at {config.bind} only, where "
             "nobody else reaches it: give --bind with an address of this machine, or 0.0.0.0 for all of them."
         )
-    reached = config.host or (facing(host) if config.bind in EVERYWHERE else config.bind)
+    reached = config.host or reached_at(config.bind, host)
     return Seat(worker, workers, with_port(host, port), config.bind, reached, config.waits)
 
 
@@ -211,7 +209,7 @@ class Lines:
         if message["kind"] == "start":
             self._rounds = message["rounds"]
             say(f"{self._name}: compiling; begins after round {message['round']} of {self._rounds}", err)
-        for note in message.get("notes", ()):
+        for note in message.get("notes", [message["text"]] if message["kind"] == "note" else []):
             say(f"{self._name}: {note}", err)
         last = message["kind"] == "round" and message["round"] == self._rounds
         if message["kind"] == "round" and (last or self._clock() - self._said >= LINE_SECONDS):
@@ -224,11 +222,3 @@ def _wait(condition: Callable[[], bool], seconds: float) -> None:
     give_up = time.monotonic() + seconds
     while not condition() and time.monotonic() < give_up:
         time.sleep(0.1)
-
-
-def check_real_workers(config: TrainConfig) -> None:
-    """Everything that can be wrong with a training between processes, found before any of them starts."""
-    method, setting = parts_of(config)
-    K, _ = method.budget(setting.workers, setting.local_steps)
-    if K != config.workers:
-        raise LaconicError(f"{config.optimizer} is one worker by its nature: train it alone, with laconic train.")

@@ -7,6 +7,7 @@ from laconic.errors import LaconicError
 
 EVERYWHERE = ("0.0.0.0", "::")
 SPARE_PORT = 9  # any will do where nothing is sent
+ELSEWHERE = "192.0.2.1"  # an address that is nobody's
 
 
 def with_port(host: str, port: int) -> str:
@@ -29,6 +30,23 @@ def facing(host: str) -> str:
         except OSError as error:
             raise LaconicError(f"there is no way from here to {host}: {error.strerror}.") from None
         return probe.getsockname()[0]
+
+
+def outward() -> str | None:
+    """The address of this machine on the way to the world; None if there is no such way."""
+    try:
+        return facing(ELSEWHERE)
+    except LaconicError:
+        return None
+
+
+def reached_at(bind: str, meeting: str) -> str:
+    """Where others reach a process that listens at `bind`, given the host where all of them meet."""
+    if bind not in EVERYWHERE:
+        return bind
+    towards = facing(meeting)
+    # a machine's own name often means its loopback to itself
+    return outward() or towards if is_loopback(towards) else towards
 
 
 def free_port(bind: str, port: int) -> int:

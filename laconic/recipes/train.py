@@ -129,7 +129,8 @@ class Part:
         """All rounds, written down as they come, then the final weights and what they are worth."""
         method, setting = parts_of(self.config)
         path = train_folder.log_path(folder, self.engine.mine, self.engine.slots)
-        log = Log.begin(path, self.config, self.task, self.source, self.command, self.engine_name)
+        log = Log(path, lambda text: tell({"kind": "note", "text": text}))
+        log.begin(self.config, self.task, self.source, self.command, self.engine_name)
         run = Run(
             self.task,
             method,

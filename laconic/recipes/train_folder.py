@@ -8,8 +8,8 @@ begins, or begins again), "rounds" (a column for each thing told of a round), "e
 import hashlib
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +50,19 @@ class Log:
     """A process's records, rounds gathered for a few seconds before they are written."""
 
     path: Path
-    waiting: list[Row]
-    written_at: float
+    note: Callable[[str], None]
+    waiting: list[Row] = field(default_factory=list)
+    written_at: float = field(default_factory=time.monotonic)
+    troubled: bool = False
 
-    @classmethod
-    def begin(cls, path: Path, config: TrainConfig, task: Task, source: str, command: str, engine: str) -> "Log":
-        """Open it; the first time the run is described, later it must be the same run."""
-        records = read(path) if path.exists() else []
-        log = RunLog(path)
+    def begin(self, config: TrainConfig, task: Task, source: str, command: str, engine: str) -> None:
+        """The first time the run is described, later it must be the same run."""
+        records = read(self.path) if self.path.exists() else []
         if records:
-            check_same(records, config, path)
+            check_same(records, config, self.path)
         else:
             about = {"task": describe(task, source), "command": command, "engine": engine}
-            log.append("run", config=to_json(config), **about, provenance=provenance())
-        return cls(path, [], time.monotonic())
+            RunLog(self.path).append("run", config=to_json(config), **about, provenance=provenance())
 
     def start(self, worker: int, done: int) -> None:
         """This process begins after `done` rounds."""
@@ -76,15 +75,25 @@ class Log:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rounds that wait."""
-        if self.waiting:
-            columns = {name: [row[name] for row in self.waiting] for name in KEPT}
-            RunLog(self.path).append("rounds", **columns)
-        self.waiting, self.written_at = [], time.monotonic()
+        """Write the rounds that wait; if that fails they wait on, for a full disk must not stop training."""
+        self.written_at = time.monotonic()
+        if not self.waiting:
+            return
+        try:
+            self._write()
+        except LaconicError as error:
+            if not self.troubled:
+                self.note(f"{error} The rounds are kept in memory until it works again.")
+            self.troubled = True
+
+    def _write(self) -> None:
+        RunLog(self.path).append("rounds", **{name: [row[name] for row in self.waiting] for name in KEPT})
+        self.waiting, self.troubled = [], False
 
     def end(self, **facts: Any) -> None:
-        """All rounds are done."""
-        self.flush()
+        """All rounds are done; now what cannot be written is an error."""
+        if self.waiting:
+            self._write()
         RunLog(self.path).append("end", **facts)
 
 

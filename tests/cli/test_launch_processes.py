@@ -26,7 +26,7 @@ from tests.outer.trees import QUICK
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 TIMEOUT = 300
-FAST = ["--silence", "1", "--timeout", "5"]
+FAST = ["--silence", "2", "--timeout", "10"]
 CONFIG = TrainConfig("digits-mlp", "slowmo:gamma=0.3,beta=0.5", workers=4, local_steps=2, batch=16, rounds=24)
 WORDS = ["train", "--task", "digits-mlp", "--optimizer", "slowmo:gamma=0.3,beta=0.5", "--local-steps", "2"]
 SMALL = ["train", "--task", "digits-mlp:width=4", "--optimizer", "local-sgd", "--batch", "4"]

@@ -52,8 +52,10 @@ def test_the_environment_gives_a_seat_and_flags_go_before_it():
     assert seat_of(WorkerConfig(join="127.0.0.1:9"), PLACE, 4).worker == 2
 
 
-def test_one_who_listens_everywhere_is_reached_where_it_faces_the_others():
-    assert seat_of(WorkerConfig(join="127.0.0.1:9", worker=0, bind="0.0.0.0"), None, 2).host == "127.0.0.1"
+def test_one_who_listens_everywhere_is_reached_where_it_faces_the_others(monkeypatch):
+    monkeypatch.setattr(worker, "reached_at", lambda bind, meeting: f"{bind} from {meeting}")
+    seat = seat_of(WorkerConfig(join="127.0.0.1:9", worker=0, bind="0.0.0.0"), None, 2)
+    assert seat.host == "0.0.0.0 from 127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from laconic.engines.address import facing, free_port, is_loopback, with_port
+from laconic.engines import address
+from laconic.engines.address import facing, free_port, is_loopback, reached_at, with_port
 
 
 def test_a_host_and_a_port_as_one_word():
@@ -22,6 +23,15 @@ def test_what_stays_on_this_machine(host, stays):
 
 def test_the_address_that_faces_another():
     assert facing("127.0.0.1") == "127.0.0.1"
+
+
+def test_where_others_reach_one_who_listens_everywhere(monkeypatch):
+    assert reached_at("10.1.2.3", "10.9.9.9") == "10.1.2.3"
+    monkeypatch.setattr(address, "facing", {"10.9.9.9": "10.1.2.3", "me": "127.0.1.1", "192.0.2.1": "10.4.5.6"}.get)
+    assert reached_at("0.0.0.0", "10.9.9.9") == "10.1.2.3"
+    assert reached_at("0.0.0.0", "me") == "10.4.5.6"
+    monkeypatch.setattr(address, "outward", lambda: None)
+    assert reached_at("::", "me") == "127.0.1.1"
 
 
 def test_any_free_port_is_free_and_a_taken_one_is_refused(raises_clearly):

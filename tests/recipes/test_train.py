@@ -1,5 +1,7 @@
 """`laconic.recipes.train`: the simulator's numbers, what is written, stopping, going on, and refusing."""
 
+import errno
+import os
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +23,7 @@ from laconic.recipes.train_config import (
     train_command,
 )
 from laconic.recipes.train_folder import forget_after, lives_of, read_header, worker_folder
+from laconic.store import runlog
 from laconic.store.runlog import read
 from laconic.tasks.catalog import make_task
 from tests.outer.trees import QUICK
@@ -82,6 +85,37 @@ def test_a_stop_saves_and_going_on_ends_with_the_same_bits(tmp_path):
     again = resume_train(tmp_path / "cut")[1]  # nothing left to do
     assert again[-1]["final_digests"] == whole[-1]["final_digests"]
     assert len(curve_of(again)) == 8
+
+
+def test_a_full_disk_stops_nothing_until_the_end(tmp_path, monkeypatch, raises_clearly):
+    """Rounds wait in memory and are written when there is room again."""
+    real, full = os.fsync, [False]
+
+    def sync(handle):
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle)
+
+    monkeypatch.setattr(runlog.os, "fsync", sync)
+    seen = []
+
+    def tell(message):
+        seen.append(message)
+        if message["kind"] == "round":
+            full[0] = 2 <= message["round"] < 6
+
+    config = replace(SMALL, checkpoint_every=2)
+    _, records = train(replace(config, out=tmp_path / "passing"), tell=tell)
+    assert sorted(curve_of(records)) == list(range(1, 9))
+    notes = [m["text"] for m in seen if m["kind"] == "note"]
+    assert len(notes) == 1
+    assert "No space left" in notes[0]
+    assert "kept in memory" in notes[0]
+    with raises_clearly("No space left"):
+        train(replace(config, out=tmp_path / "lasting"), tell=lambda m: full.__setitem__(0, m.get("round", 0) > 3))
+    full[0] = False
+    _, again = resume_train(tmp_path / "lasting")
+    assert again[-1]["final_digests"] == records[-1]["final_digests"]
 
 
 @pytest.mark.slow
