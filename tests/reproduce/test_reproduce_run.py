@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import jax
 import pytest
@@ -239,7 +239,7 @@ def test_a_sweep_on_record_is_found_by_its_setting(tmp_path):
     config = SWEEPS["slowmo"][1]
     folder = tmp_path / "some"
     folder.mkdir()
-    header = {"kind": "run", "config": {**vars(config), "grid": list(config.grid), "points": list(config.points)}}
+    header = {"kind": "run", "config": {**asdict(config), "grid": list(config.grid), "points": list(config.points)}}
     lines = [header, {"kind": "point"}, {"kind": "ranking"}]
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert find_sweep(config, tmp_path) == lines
