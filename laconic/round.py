@@ -24,6 +24,8 @@ from laconic.outer.base import OuterOptimizer
 from laconic.tasks.base import Task
 from laconic.workers import Combined, Workers
 
+PRESENCE = (1 << 20) + 1  # a stream of random numbers beside the workers' own, whose ids are smaller
+
 
 class ClientState(NamedTuple):
     """What stays with a client from round to round: its optimizer's state and its compressor's residual."""
@@ -126,6 +128,12 @@ def worker_keys(state: RoundState, ids_K: jax.Array) -> jax.Array:
     """One key a worker, from (seed, round, worker id) alone: where a worker runs changes nothing."""
     round_key = jax.random.fold_in(state.key, state.round)
     return jax.vmap(lambda i: jax.random.fold_in(round_key, i))(ids_K)
+
+
+def draw_present(state: RoundState, K: int, missing: int) -> jax.Array:
+    """Who takes part in this round [K] when exactly `missing` workers do not, others in every round."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PRESENCE)
+    return (jax.random.permutation(key, K) >= missing).astype(jnp.float32)
 
 
 def draw_items(feed: Resident, state: RoundState, K: int, H: int, B: int) -> Items:

@@ -32,6 +32,7 @@ from laconic.evaluate.summary import (
     number,
     table_rows,
     verdict,
+    workers_of,
 )
 from laconic.store import atomic
 
@@ -61,7 +62,7 @@ def page(records: Sequence[Record]) -> str:
     run, config = of_kind(records, "run")[0], of_kind(records, "run")[0]["config"]
     seeds = len(of_kind(records, "method")[0]["train"])
     subtitle = (
-        f"{count(run['task']['parameters'])} parameters · {config['workers']} workers · {config['local_steps']} local "
+        f"{count(run['task']['parameters'])} parameters · {workers_of(config)} · {config['local_steps']} local "
         f"steps · batch {config['batch']} · {count(config['rounds'])} rounds · {seeds} seed{'s' * (seeds > 1)}"
     )
     sections = [("Summary", summary_section(records)), ("Curves", curves_section(records))]

@@ -17,6 +17,7 @@ from laconic.client import Client, LocalOptimizer, Shared, local_client
 from laconic.compress import DENSE, Compressor, tree_bits
 from laconic.data.feed import Streamed
 from laconic.errors import LaconicError, require_positive, require_seed
+from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.timing import (
     Traffic,
     all_gather_traffic,
@@ -25,17 +26,28 @@ from laconic.evaluate.timing import (
     server_traffic,
 )
 from laconic.outer import OuterOptimizer
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, worker_keys
+from laconic.round import (
+    Items,
+    RoundState,
+    Server,
+    communication_round,
+    draw_items,
+    draw_present,
+    init_round,
+    worker_keys,
+)
 from laconic.tasks.base import Task
 from laconic.workers import Meshed, Simulated, Workers, check_divides
 
-EVALUATION_BATCH = 250
 TOPOLOGIES = ("server", "all-gather", "ring")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so many rounds."""
+    """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so many rounds.
+
+    `missing` workers of K are absent from each round, others every time: what they computed is lost.
+    """
 
     workers: int = 8
     local_steps: int = 4
@@ -43,6 +55,7 @@ class Setting:
     rounds: int = 1000
     seeds: tuple[int, ...] = (0,)
     evaluate_every: int = 20
+    missing: int = 0
 
     def __post_init__(self) -> None:
         require_positive(
@@ -55,6 +68,10 @@ class Setting:
         )
         for seed in self.seeds:
             require_seed(seed)
+        if not 0 <= self.missing < self.workers:
+            raise LaconicError(
+                f"of {self.workers} workers 0 to {self.workers - 1} can be missing from a round, got {self.missing}."
+            )
 
     @property
     def chunks(self) -> list[int]:
@@ -115,6 +132,10 @@ class Simulation:
     def __init__(self, task: Task, method: Method, setting: Setting, mesh: Mesh | None = None):
         self.K, self.H = method.budget(setting.workers, setting.local_steps)
         check_workers(method, self.K)
+        if setting.missing >= self.K:
+            raise LaconicError(
+                f"{method.label} trains on {self.K} worker, so {setting.missing} cannot be missing: leave it out."
+            )
         self.task, self.method, self.setting = jax.device_put(task), method, setting
         self._mesh = None if self.K == 1 else mesh  # one worker lives on one device
         if self._mesh is not None:
@@ -144,8 +165,11 @@ class Simulation:
 
         def items_of(state: RoundState, batches: Any) -> Items:
             if isinstance(task.feed, Streamed):
-                return Items(batches, worker_keys(state, jnp.arange(self.K)))
-            return draw_items(task.feed, state, self.K, self.H, self.setting.batch)
+                items = Items(batches, worker_keys(state, jnp.arange(self.K)))
+            else:
+                items = draw_items(task.feed, state, self.K, self.H, self.setting.batch)
+            missing = self.setting.missing
+            return items._replace(present=draw_present(state, self.K, missing)) if missing else items
 
         def one_round(state: RoundState, items: Items) -> tuple[RoundState, jax.Array]:
             state, losses_KH = communication_round(workers, server, state, items)
@@ -239,30 +263,6 @@ def check_workers(method: Method, K: int) -> None:
             f"{method.label} sees each worker's delta and was made for K = {made_for} workers, not {K}. "
             f"Use {made_for} workers, or an optimizer of the mean delta such as lopt-a."
         )
-
-
-def all_finite(tree: Any) -> jax.Array:
-    """Whether every number in a tree is finite."""
-    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.all(jnp.stack(flags))
-
-
-def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str, jax.Array]:
-    """Means of the task's metrics over a whole split; nothing if there is no such split."""
-    if split not in task.feed.splits:
-        return {}
-    n = task.feed.size(split)
-    size = min(n, EVALUATION_BATCH)
-
-    def metrics(indices: jax.Array) -> dict[str, jax.Array]:
-        return task.evaluate(shared.params, shared.model_state, task.feed.take(indices, split))
-
-    full, rest = divmod(n, size)
-    sums = jax.lax.map(metrics, jnp.arange(full * size).reshape(full, size))
-    total = jax.tree.map(lambda x: jnp.sum(x, axis=0) * size, sums)
-    if rest:
-        total = jax.tree.map(lambda t, x: t + x * rest, total, metrics(jnp.arange(n - rest, n)))
-    return jax.tree.map(lambda t: t / n, total)
 
 
 def local_step_seconds(task: Task, batch: int) -> float:

@@ -22,8 +22,9 @@ from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.evaluate.families import Numbers, check_point, names_of, parts_of, spec_of
+from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
-from laconic.evaluate.run import Setting, all_finite, heldout_metrics
+from laconic.evaluate.run import Setting
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task

@@ -18,11 +18,11 @@ from laconic.compress import parse_compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.outer.learned import LearnedOptimizer, Theta
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+from laconic.round import PRESENCE, Items, RoundState, Server, communication_round, draw_items, init_round
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
-VALIDATION, PRESENCE = 1 << 20, (1 << 20) + 1  # streams beside the workers' own, whose ids are smaller
+VALIDATION = 1 << 20  # a stream beside the workers' own, whose ids are smaller
 
 
 class InnerProblem(NamedTuple):

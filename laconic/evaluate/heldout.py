@@ -1,0 +1,35 @@
+"""Weights looked at from outside: a task's metrics on a whole split, and whether every number is finite."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from laconic.client import Shared
+from laconic.tasks.base import Task
+
+BATCH = 250
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether every number in a tree is finite."""
+    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack(flags))
+
+
+def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str, jax.Array]:
+    """Means of the task's metrics over a whole split; nothing if there is no such split."""
+    if split not in task.feed.splits:
+        return {}
+    n = task.feed.size(split)
+    size = min(n, BATCH)
+
+    def metrics(indices: jax.Array) -> dict[str, jax.Array]:
+        return task.evaluate(shared.params, shared.model_state, task.feed.take(indices, split))
+
+    full, rest = divmod(n, size)
+    sums = jax.lax.map(metrics, jnp.arange(full * size).reshape(full, size))
+    total = jax.tree.map(lambda x: jnp.sum(x, axis=0) * size, sums)
+    if rest:
+        total = jax.tree.map(lambda t, x: t + x * rest, total, metrics(jnp.arange(n - rest, n)))
+    return jax.tree.map(lambda t: t / n, total)
