@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file 
 
 from benchmarks.fleet import Fleet, Spec, method_of, task_of
 from laconic.client import Shared
-from laconic.evaluate.run import Setting, Simulation, heldout_metrics
+from laconic.evaluate.heldout import heldout_metrics
+from laconic.evaluate.run import Setting, Simulation
 from laconic.store.runlog import provenance, write_json
 
 TIMEOUTS = {"gather": 1.0, "heal": 5.0, "heartbeat": 0.05, "grace": 1.5, "lost": 120.0, "patience": 120.0}

@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "lopt": "mean delta, parameter and time only",
     "lagg": "every worker's delta, parameter and time only",
 }
+FILLS = {"mean": "the mean of the workers that are there", "zero": "zeros"}
 
 
 @dataclass(frozen=True)

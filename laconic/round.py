@@ -137,6 +137,12 @@ def worker_keys(state: RoundState, ids_K: jax.Array) -> jax.Array:
     return jax.vmap(lambda i: jax.random.fold_in(round_key, i))(ids_K)
 
 
+def draw_present(state: RoundState, K: int, missing: int) -> jax.Array:
+    """Who takes part in this round [K] when exactly `missing` workers do not, others in every round."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PRESENCE)
+    return (jax.random.permutation(key, K) >= missing).astype(jnp.float32)
+
+
 def draw_items(feed: Resident, state: RoundState, K: int, H: int, B: int) -> Items:
     """This round's minibatches for K workers, H of B examples each, drawn from resident data."""
     keys_K2 = jax.vmap(jax.random.split)(worker_keys(state, jnp.arange(K)))

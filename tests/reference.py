@@ -193,10 +193,16 @@ def lopt_a_update(
 
 
 def lagg_a_update(
-    theta: Tree, params: Tree, state: AdaState, worker_deltas: Tree, time: Time = "shifted", weights: Weights = None
+    theta: Tree,
+    params: Tree,
+    state: AdaState,
+    worker_deltas: Tree,
+    time: Time = "shifted",
+    weights: Weights = None,
+    fill: str = "mean",
 ) -> tuple[Tree, AdaState]:
     """LAgg-A: the K deltas in worker order and the Ada features of their (weighted) mean."""
-    mean, seen = weighted_mean(worker_deltas, weights), fill_absent(worker_deltas, weights)
+    mean, seen = weighted_mean(worker_deltas, weights), fill_absent(worker_deltas, weights, fill)
     features, state = ada_features(params, state, mean, betas_of(theta), state.t, time, seen)
     return mlp_step(theta, params, features), state
 
@@ -209,10 +215,16 @@ def lopt_update(theta: Tree, params: Tree, t: int, mean_delta: Tree, time: Time 
 
 
 def lagg_update(
-    theta: Tree, params: Tree, t: int, worker_deltas: Tree, time: Time = "shifted", weights: Weights = None
+    theta: Tree,
+    params: Tree,
+    t: int,
+    worker_deltas: Tree,
+    time: Time = "shifted",
+    weights: Weights = None,
+    fill: str = "mean",
 ) -> tuple[Tree, int]:
     """LAgg, the ablation: K deltas, parameter, time."""
-    seen = fill_absent(worker_deltas, weights)
+    seen = fill_absent(worker_deltas, weights, fill)
     columns = {name: [*map(lift, seen[name]), lift(p)] for name, p in params.items()}
     features = {name: input_matrix(c, t, time) for name, c in columns.items()}
     return mlp_step(theta, params, features), t + 1
@@ -323,13 +335,14 @@ def weighted_mean(worker_deltas: Tree, weights: Weights = None) -> Tree:
     return mean
 
 
-def fill_absent(worker_deltas: Tree, weights: Weights) -> Tree:
-    """A worker of weight 0 left an empty slot; the weighted mean of the others stands in it."""
+def fill_absent(worker_deltas: Tree, weights: Weights, fill: str = "mean") -> Tree:
+    """A worker of weight 0 left an empty slot; the weighted mean of the others stands in it, or nothing does."""
     if weights is None:
         return worker_deltas
     mean = weighted_mean(worker_deltas, weights)
+    stand_in = {name: x if fill == "mean" else np.zeros_like(x) for name, x in mean.items()}
     return {
-        name: np.stack([mean[name] if weights[k] == 0 else deltas[k] for k in range(len(deltas))])
+        name: np.stack([stand_in[name] if weights[k] == 0 else deltas[k] for k in range(len(deltas))])
         for name, deltas in worker_deltas.items()
     }
 

@@ -152,7 +152,8 @@ BODIES = {
 
 
 def _setting(config: dict[str, Any]) -> str:
-    sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}"
+    missing = f" ({config['missing']} missing from each round)" if config.get("missing") else ""
+    sizes = f"K = {config['workers']}{missing}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}"
     return f"{sizes} · {count(config['rounds'])} rounds, {config['seeds']} seed{'s' * (config['seeds'] != 1)}"
 
 

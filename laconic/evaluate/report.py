@@ -32,6 +32,7 @@ from laconic.evaluate.summary import (
     number,
     table_rows,
     verdict,
+    workers_of,
 )
 from laconic.federated.options import in_words
 from laconic.store import atomic
@@ -62,7 +63,7 @@ def page(records: Sequence[Record]) -> str:
     run, config = of_kind(records, "run")[0], of_kind(records, "run")[0]["config"]
     seeds = len(of_kind(records, "method")[0]["train"])
     subtitle = (
-        f"{count(run['task']['parameters'])} parameters · {config['workers']} workers · {config['local_steps']} local "
+        f"{count(run['task']['parameters'])} parameters · {workers_of(config)} · {config['local_steps']} local "
         f"steps · batch {config['batch']}{in_words(config)} · {count(config['rounds'])} rounds · "
         f"{seeds} seed{'s' * (seeds > 1)}"
     )

@@ -13,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from laconic.client import Client, LocalOptimizer, Shared, gradient_client, local_client
+from laconic.client import Client, LocalOptimizer, Shared, local_client
 from laconic.compress import DENSE, Compressor, tree_bits
 from laconic.data.feed import Streamed
 from laconic.errors import LaconicError, require_positive, require_seed
 from laconic.evaluate.heldout import all_finite as all_finite
 from laconic.evaluate.heldout import heldout_metrics as heldout_metrics
+from laconic.evaluate.populated import populated
 from laconic.evaluate.timing import Traffic, all_gather_traffic, ring_all_reduce_traffic, server_traffic
 from laconic.federated.options import Federated
-from laconic.federated.population import RUNS, Plan, Population, draw_population, plan_for, settle
+from laconic.federated.population import Population, draw_population
 from laconic.outer import OuterOptimizer
 from laconic.round import (
     Items,
@@ -29,6 +30,7 @@ from laconic.round import (
     Server,
     communication_round,
     draw_items,
+    draw_present,
     init_round,
     mean_losses,
     worker_keys,
@@ -44,6 +46,7 @@ class Setting:
     """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so many rounds.
 
     With a population the K workers of a round are sampled from its clients, whose local epochs decide H.
+    `missing` workers of K are absent from each round, others every time: what they computed is lost.
     """
 
     workers: int = 8
@@ -53,6 +56,7 @@ class Setting:
     seeds: tuple[int, ...] = (0,)
     evaluate_every: int = 20
     federated: Federated = field(default_factory=Federated)
+    missing: int = 0
 
     def __post_init__(self) -> None:
         require_positive(
@@ -65,6 +69,10 @@ class Setting:
         )
         for seed in self.seeds:
             require_seed(seed)
+        if not 0 <= self.missing < self.workers:
+            raise LaconicError(
+                f"of {self.workers} workers 0 to {self.workers - 1} can be missing from a round, got {self.missing}."
+            )
 
     @property
     def chunks(self) -> list[int]:
@@ -135,6 +143,10 @@ class Simulation:
         self.plan, self._population = populated(task, method, setting, population)
         self.H = self.H if self.plan is None else self.plan.local_steps
         check_workers(method, self.K)
+        if setting.missing >= self.K:
+            raise LaconicError(
+                f"{method.label} trains on {self.K} worker, so {setting.missing} cannot be missing: leave it out."
+            )
         self.task, self.method, self.setting = jax.device_put(task), method, setting
         self._mesh = None if self.K == 1 else mesh  # one worker lives on one device
         if self._mesh is not None:
@@ -169,8 +181,11 @@ class Simulation:
             if self.plan is not None and population is not None:
                 return draw_population(self.plan, population, state)
             if isinstance(task.feed, Streamed):
-                return Items(batches, worker_keys(state, jnp.arange(self.K)))
-            return draw_items(task.feed, state, self.K, self.H, self.setting.batch)
+                items = Items(batches, worker_keys(state, jnp.arange(self.K)))
+            else:
+                items = draw_items(task.feed, state, self.K, self.H, self.setting.batch)
+            missing = self.setting.missing
+            return items._replace(present=draw_present(state, self.K, missing)) if missing else items
 
         def one_round(state: RoundState, items: Items) -> tuple[RoundState, jax.Array]:
             state, losses_KH = communication_round(workers, server, state, items)
@@ -265,28 +280,6 @@ def check_workers(method: Method, K: int) -> None:
             f"{method.label} sees each worker's delta and was made for K = {made_for} workers, not {K}. "
             f"Use {made_for} workers, or an optimizer of the mean delta such as lopt-a."
         )
-
-
-def populated(
-    task: Task, method: Method, setting: Setting, population: Population | None = None
-) -> tuple[Plan | None, Population | None]:
-    """The plan and the partitions [S, …] of a setting with a population, or nothing; what cannot work is refused."""
-    options, K, B = setting.federated, setting.workers, setting.batch
-    if population is None and not options.active:
-        return None, None
-    if method.budget(K, 1) != (K, 1):
-        raise LaconicError(f"{method.label} works on all data in one place, so it has no part in a population.")
-    if population is None:
-        plan, population = settle(options, task, K, B, RUNS, setting.seeds)
-    else:
-        plan = plan_for(options, population, K, B)
-        if population.rows.shape[0] != len(setting.seeds):
-            raise LaconicError(f"{population.rows.shape[0]} partitions for {len(setting.seeds)} seeds: give one each.")
-    if plan.uneven and method.client is gradient_client:
-        raise LaconicError(
-            f"{method.label} takes no local steps, so its clients cannot take different numbers of them."
-        )
-    return plan, jax.device_put(population)
 
 
 def _remaining(chunks: list[int], done: int) -> list[int]:

@@ -40,6 +40,12 @@ def count(value: int | None) -> str:
     return MISSING if value is None else f"{value:,}"
 
 
+def workers_of(config: Record) -> str:
+    """How many workers a comparison has, and how many of them are not there."""
+    missing = config.get("missing", 0)  # older records do not say
+    return f"{config['workers']} workers" + (f", {missing} missing from each round" if missing else "")
+
+
 def percent(value: float | None) -> str:
     """A fraction as a percentage."""
     return MISSING if value is None else f"{100 * value:.1f} %"

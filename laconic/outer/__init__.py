@@ -17,9 +17,11 @@ def _untrained(architecture: str) -> Entry:
         learned = LearnedOptimizer(architecture)
         return learned(learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay)
 
-    def worker_aware(workers: int = 8, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> OuterOptimizer:
+    def worker_aware(
+        workers: int = 8, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+    ) -> OuterOptimizer:
         learned = LearnedOptimizer(architecture, workers)
-        return learned(learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay)
+        return learned(learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay, fill=fill)
 
     make = worker_aware if architecture.startswith("lagg") else mean_only
     return Entry(make, f"learned, {architecture} architecture with random weights: not trained yet")

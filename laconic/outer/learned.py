@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.architecture import LAMBDA, TIME_SHIFT, Architecture
-from laconic.errors import LaconicError
+from laconic.architecture import FILLS, LAMBDA, TIME_SHIFT, Architecture
+from laconic.errors import LaconicError, unknown
 from laconic.outer import features, fused
 from laconic.outer.base import OuterOptimizer
 from laconic.outer.tiles import Walk, default_tile
@@ -51,16 +51,19 @@ class LearnedOptimizer(Architecture):
         *,
         scale: float = 1.0,
         weight_decay: float = 0.0,
+        fill: str = "mean",
         horizon: int | None = None,
         tile: int | None = None,
     ) -> OuterOptimizer:
         """The outer optimizer with weights φ.
 
-        `scale` multiplies every step; `weight_decay` subtracts that share of each parameter a round (decoupled);
-        `horizon` is how many rounds φ was meta-trained for; `tile` is how many parameters to work on at a time (None:
-        what suits the platform).
+        `scale` multiplies every step; `weight_decay` subtracts that share of each parameter a round (decoupled); `fill`
+        is what LAgg-A sees in an absent worker's slot, the "mean" of the others or "zero"; `horizon` is how many rounds
+        φ was meta-trained for; `tile` is how many parameters to work on at a time (None: what suits the platform).
         """
         self.check(theta)
+        if fill not in FILLS:
+            raise unknown("fill of an empty slot", fill, FILLS)
 
         def init(params: Any) -> LearnedState:
             return LearnedState(jnp.int32(0), jax.tree.map(features.init_ada, params) if self.accumulates else ())
@@ -78,7 +81,7 @@ class LearnedOptimizer(Architecture):
             if params is None:
                 raise LaconicError(f"{self.architecture} needs the parameters: call update(delta, state, params).")
             mean_delta = _float32(updates)
-            deltas = self._deltas(mean_delta, _float32(worker_deltas), weights)
+            deltas = self._deltas(mean_delta, _float32(worker_deltas), weights, fill)
             ada = state.ada
             if self.accumulates:
                 rate_7 = features.decays(theta["decay"])
@@ -96,8 +99,8 @@ class LearnedOptimizer(Architecture):
         tx = optax.GradientTransformationExtraArgs(init, update)
         return OuterOptimizer(tx, "gather" if self.gathers else "mean", self.workers, horizon)
 
-    def _deltas(self, mean_delta: Any, worker_deltas: Any, weights: jax.Array | None) -> Any:
-        """The delta features, leaves [n, …]; an absent worker's slot (weight 0) holds the mean of the others."""
+    def _deltas(self, mean_delta: Any, worker_deltas: Any, weights: jax.Array | None, fill: str) -> Any:
+        """The delta features, leaves [n, …]; an absent worker (weight 0) leaves an empty slot, which is filled."""
         if not self.gathers:
             return jax.tree.map(lambda d: d[None], mean_delta)
         if worker_deltas is None:
@@ -108,7 +111,8 @@ class LearnedOptimizer(Architecture):
         if weights is None:
             return worker_deltas
         here = lambda d: (weights > 0).reshape(-1, *[1] * (d.ndim - 1))
-        return jax.tree.map(lambda d, mean: jnp.where(here(d), d, mean[None]), worker_deltas, mean_delta)
+        empty = {"mean": lambda mean: mean[None], "zero": lambda mean: jnp.zeros((), mean.dtype)}[fill]
+        return jax.tree.map(lambda d, mean: jnp.where(here(d), d, empty(mean)), worker_deltas, mean_delta)
 
 
 def tensor_step(

@@ -112,6 +112,7 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
         seeds,
         min(config.evaluate_every, config.rounds),
         config.federated,
+        config.missing,
     )
     if config.topology not in TOPOLOGIES or not config.optimizers:
         raise LaconicError(f"a comparison needs optimizers and a topology of {', '.join(TOPOLOGIES)}.")

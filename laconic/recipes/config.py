@@ -40,6 +40,8 @@ class CompareConfig:
     """The first seed; the others follow it."""
     evaluate_every: int = 20
     """Rounds between two looks at the test set; also how often a run can be stopped."""
+    missing: int = 0
+    """How many workers are absent from each round, others every time; what they computed is lost."""
     compress: str = "dense"
     """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g. topk:0.01+int8+ef."""
     topology: Literal["server", "all-gather", "ring"] = "server"

@@ -126,12 +126,19 @@ def small_batch_sgd(K: int, alpha: float = 0.05) -> Parts:
 
 
 def _untrained(architecture: str) -> Entry:
-    def make(K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
+    def mean_only(K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
         require_seed(seed)
-        fixed = {"workers": K} if architecture.startswith("lagg") else {}
-        outer = OUTER[architecture].make(seed=seed, scale=scale, weight_decay=weight_decay, **fixed)
+        outer = OUTER[architecture].make(seed=seed, scale=scale, weight_decay=weight_decay)
         return Parts(LocalOptimizer("sgd", gamma), outer)
 
+    def worker_aware(
+        K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+    ) -> Parts:
+        require_seed(seed)
+        outer = OUTER[architecture].make(workers=K, seed=seed, scale=scale, weight_decay=weight_decay, fill=fill)
+        return Parts(LocalOptimizer("sgd", gamma), outer)
+
+    make = worker_aware if architecture.startswith("lagg") else mean_only
     return Entry(make, f"learned ({architecture}), random weights: not trained, expect it to fail")
 
 
@@ -189,11 +196,19 @@ def _published(name: str) -> Entry:
     found = load(name)
     local = found.recommended_local
 
-    def make(K: int, gamma: float = float(local.learning_rate), scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
+    rate = float(local.learning_rate)
+
+    def mean_only(K: int, gamma: float = rate, scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
         found.check_workers(K)
         return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay))
 
-    return Entry(make, found.card.summary)
+    def worker_aware(
+        K: int, gamma: float = rate, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+    ) -> Parts:
+        found.check_workers(K)
+        return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay, fill))
+
+    return Entry(worker_aware if found.learned.gathers else mean_only, found.card.summary)
 
 
 def options_of(name: str) -> dict[str, Any]:

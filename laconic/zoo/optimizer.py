@@ -35,9 +35,10 @@ class Published:
         """The local optimizer it was meta-trained with."""
         return LocalOptimizer(**self.card.local)
 
-    def outer(self, scale: float = 1.0, weight_decay: float = 0.0) -> OuterOptimizer:
-        """The outer optimizer for a round; `scale` and `weight_decay` as `LearnedOptimizer` takes them."""
-        return self.learned(self.theta, scale=scale, weight_decay=weight_decay, horizon=self.card.horizon[1])
+    def outer(self, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean") -> OuterOptimizer:
+        """The outer optimizer for a round; `scale`, `weight_decay` and `fill` as `LearnedOptimizer` takes them."""
+        horizon = self.card.horizon[1]
+        return self.learned(self.theta, scale=scale, weight_decay=weight_decay, fill=fill, horizon=horizon)
 
     def optax(self, scale: float = 1.0, weight_decay: float = 0.0) -> optax.GradientTransformationExtraArgs:
         """The same as an optax optimizer: `update(mean_delta, state, params)`.

@@ -10,10 +10,11 @@ import pytest
 
 from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
-from laconic.evaluate.run import Diverged, Method, Setting, Simulation, heldout_metrics
+from laconic.evaluate.heldout import heldout_metrics
+from laconic.evaluate.run import Diverged, Method, Setting, Simulation
 from laconic.outer import LearnedOptimizer, from_optax
 from laconic.recipes.methods import parse_method
-from laconic.round import Shared
+from laconic.round import Shared, draw_items, draw_present
 from laconic.tasks.base import plain_task
 from laconic.tasks.catalog import make_task
 from laconic.workers import worker_mesh
@@ -62,6 +63,52 @@ def test_seeds_are_independent_of_their_company():
     alone = all_losses(Simulation(least_squares(), method, Setting(2, 2, 8, 6, (7,), 6)))
     np.testing.assert_allclose(together[1], alone[0], rtol=1e-6)
     assert np.abs(together[0] - together[1]).max() > 1e-3
+
+
+def test_absent_workers_are_left_out_of_the_mean():
+    """By hand: local SGD by all, and the mean of those that are there, who are others in every round."""
+    K, H, B, rounds, gamma, missing = 5, 3, 8, 6, 0.05, 2
+    setting = Setting(K, H, B, rounds, (4,), rounds, missing=missing)
+    simulation = Simulation(least_squares(), parse_method(f"local-sgd:gamma={gamma}", K), setting)
+    start = simulation.start()
+    (chunk,) = simulation.run(start)
+    one = jax.tree.map(lambda x: x[0], start)
+    at = lambda t: one._replace(round=t)
+    draw = lambda t: (draw_items(least_squares().feed, at(t), K, H, B).batches, draw_present(at(t), K, missing))
+    rows_RKHB, present_RK = map(np.asarray, jax.jit(jax.vmap(draw))(jnp.arange(rounds)))
+    w = np.asarray(one.shared.params["w"], np.float64)
+    for t, present_K in enumerate(present_RK):
+        ends = []
+        for k in range(K):
+            v, losses = w.copy(), []
+            for rows in rows_RKHB[t, k]:
+                errors = X[rows] @ v - Y[rows]
+                losses.append(np.mean(errors**2))
+                v = v - gamma * 2 * X[rows].T @ errors / B
+            ends.append(v)
+            np.testing.assert_allclose(chunk.losses[0, t, k], np.mean(losses), rtol=1e-5)
+        w = np.mean([end for end, here in zip(ends, present_K, strict=True) if here], axis=0)
+    np.testing.assert_allclose(chunk.state.shared.params["w"][0], w, rtol=1e-5)
+    np.testing.assert_array_equal(present_RK.sum(axis=1), K - missing)
+    assert len({tuple(row) for row in present_RK.tolist()}) > 1
+
+
+def test_everyone_is_missing_as_often_as_the_others():
+    state = Simulation(least_squares(), parse_method("local-sgd", 8), Setting(8, 1, 4, 1)).start()
+    one = jax.tree.map(lambda x: x[0], state)
+    draw = jax.jit(jax.vmap(lambda t: draw_present(one._replace(round=t), 8, 2)))
+    present_RK = np.asarray(draw(jnp.arange(4000)))
+    np.testing.assert_array_equal(present_RK.sum(axis=1), 6)
+    # A worker is missing 1000 times of 4000, give or take √(4000·¼·¾) = 27.
+    assert np.all(np.abs((1 - present_RK).sum(axis=0) - 1000) < 5 * 27.4)
+
+
+def test_who_can_be_missing(raises_clearly):
+    for missing in (-1, 4):
+        with raises_clearly("0 to 3", str(missing)):
+            Setting(4, missing=missing)
+    with raises_clearly("small-batch-sgd", "1 worker", "leave it out"):
+        Simulation(least_squares(), parse_method("small-batch-sgd", 4), Setting(4, 1, 4, 1, missing=1))
 
 
 def test_resuming_from_a_state_continues_to_the_same_bits():

@@ -207,3 +207,8 @@ def test_methods_that_have_no_place_in_a_population_are_refused(digits, raises_c
     with raises_clearly("1 partitions for 2 seeds"):
         twice = replace(SETTING, seeds=(0, 1))
         Simulation(digits, parse_method("fedavg", K), twice, population=population_of([np.arange(9)] * 5))
+
+
+def test_missing_workers_are_not_for_a_population(digits, raises_clearly):
+    with raises_clearly("--federated.dropout", "--missing"):
+        Simulation(digits, parse_method("fedavg", K), replace(SETTING, missing=1))

@@ -125,8 +125,9 @@ def test_first_weights_are_truncated_normals():
         np.testing.assert_array_equal(theta[name], 0.0)
 
 
+@pytest.mark.parametrize("fill", ["mean", "zero"])
 @pytest.mark.parametrize("spec", [LAGG_A, LearnedOptimizer("lagg", 4)], ids=name_of)
-def test_an_absent_worker_is_replaced_by_the_mean_of_the_others(spec):
+def test_an_absent_worker_is_replaced_by_the_mean_of_the_others_or_by_nothing(spec, fill):
     case, weights = Case(spec, SMALL, seed=80), np.array([1.0, 0.0, 2.0, 0.5], np.float32)
     twin: Any = ref.lagg_a_update if spec.accumulates else ref.lagg_update
     twin_params, twin_state = float64(case.params), ref.ada_init(float64(case.params)) if spec.accumulates else 0
@@ -134,8 +135,8 @@ def test_an_absent_worker_is_replaced_by_the_mean_of_the_others(spec):
     @partial(jax.jit, compiler_options=QUICK)
     def run(params: Any, state: Any, deltas: Any) -> Any:
         mean = weighted_mean(deltas, jnp.asarray(weights))
-        updates, state = spec(case.theta).tx.update(mean, state, params, worker_deltas=deltas, weights=weights)
-        return updates, state
+        tx = spec(case.theta, fill=fill).tx
+        return tx.update(mean, state, params, worker_deltas=deltas, weights=weights)
 
     params, state = case.params, case.init()
     for t in range(3):
@@ -143,9 +144,8 @@ def test_an_absent_worker_is_replaced_by_the_mean_of_the_others(spec):
         for d in deltas.values():
             d[1] = np.nan
         updates, state = run(params, state, deltas)
-        new, twin_state = twin(
-            float64(case.theta), twin_params, twin_state, float64(deltas), weights=list(map(float, weights))
-        )
+        absent = {"weights": list(map(float, weights)), "fill": fill}
+        new, twin_state = twin(float64(case.theta), twin_params, twin_state, float64(deltas), **absent)
         assert_close(updates, {name: new[name] - twin_params[name] for name in new}, 1e-5)
         params, twin_params = optax.apply_updates(params, updates), new
 
@@ -232,6 +232,8 @@ def test_what_cannot_work_says_so(raises_clearly):
         tx.update(mean, state, case.params)
     with raises_clearly("K = 4", "got 3"):
         tx.update(mean, state, case.params, worker_deltas={name: d[:3] for name, d in deltas.items()})
+    with raises_clearly("fill", "ones", "mean, zero"):
+        LAGG_A(case.theta, fill="ones")
     with raises_clearly("not of lopt-a", "w0 is (42, 32), not (39, 32)"):
         LOPT_A(case.theta)
     with raises_clearly("b2 is missing"):

@@ -171,7 +171,7 @@ def test_the_local_optimizer_is_the_cards_unless_the_spec_says_otherwise(shelf, 
 
 
 def final_weights(task, method, K):
-    simulation = Simulation(task, method, Setting(K, 2, 8, 4, (0, 1), 4))
+    simulation = Simulation(task, method, Setting(K, 2, 8, 4, (0, 1), 4, missing=K // 4))
     (chunk,) = simulation.run(simulation.start())
     return np.asarray(chunk.state.shared.params["w"])
 
@@ -181,8 +181,9 @@ def final_weights(task, method, K):
     [
         ("made-up", LOPT_A, 3, {}),
         ("{shelf}/eight.safetensors:scale=0.5,weight_decay=0.125", LAGG_A, 8, {"scale": 0.5, "weight_decay": 0.125}),
+        ("eight:fill=zero", LAGG_A, 8, {"fill": "zero"}),
     ],
-    ids=["by-name", "by-path"],
+    ids=["by-name", "by-path", "filled"],
 )
 def test_a_published_optimizer_is_its_weights_bit_for_bit(spec, learned, K, knobs, shelf, task, monkeypatch):
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
@@ -214,6 +215,10 @@ def test_published_optimizers_that_cannot_be_used_say_so(shelf, raises_clearly):
         parse_method("made-dup", 3)
     with raises_clearly("option of made-up", "Did you mean 'scale'?"):
         parse_method("made-up:scales=2", 3)
+    with raises_clearly("option of made-up", "'fill'"):
+        parse_method("made-up:fill=zero", 3)
+    with raises_clearly("fill", "'ones'", "mean, zero"):
+        parse_method("eight:fill=ones", 8)
     with raises_clearly("learning rate must be positive"):
         parse_method("made-up:gamma=0", 3)
     with raises_clearly("nowhere.safetensors is not a file"):
