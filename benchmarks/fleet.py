@@ -36,6 +36,7 @@ class Spec:
     outer: str = "average"
     compress: str = "dense"
     pace: float = 0.0  # seconds that a round's local steps take at least
+    pinned: bool = False  # to one core each, in turn
     timeouts: dict = dataclasses.field(default_factory=dict)
 
 
@@ -67,6 +68,9 @@ def method_of(spec):
 
 
 def work(spec):
+    if spec.pinned:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[spec.worker % len(cores)]})
     import jax
     import numpy as np
 

@@ -25,8 +25,8 @@ class Channel:
 
     def __init__(self, bind: str, host: str, timeout: float, slots: int, size: int):
         """Listens at `bind` (any port) and tells the others to come to `host`; frames have `size` bytes."""
-        self._host, self._limit, self._size = host, timedelta(seconds=timeout), size
-        self._room = new_frame(slots * size).reshape(slots, size)
+        self._host, self._limit, self._size, self._slots = host, timedelta(seconds=timeout), size, slots
+        self._room = self._new_room()
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         listener = socket.create_server((bind, 0), family=family)
         port = listener.getsockname()[1]
@@ -43,13 +43,13 @@ class Channel:
         if plan.fresh or plan.group != self.key:
             self._connect(plan, worker)
         workers = plan.quorum.workers
-        rows = [from_numpy(self._room[i]) for i in range(len(workers))]
+        rows, own = [from_numpy(self._room[i]) for i in range(len(workers))], self._fit(frame)
         try:
-            work = self._group.allgather([rows], [from_numpy(self._fit(frame))], AllgatherOptions())
+            work = self._group.allgather([rows], [from_numpy(own)], AllgatherOptions())
             work.wait(self._limit)
         except RuntimeError as error:  # torch's distributed errors are all RuntimeErrors
             raise Interrupted(f"gathering from workers {workers} failed: {_first_line(error)}.") from error
-        return {w: self._room[i] for i, w in enumerate(workers)}
+        return {w: own if w == worker else self._room[i] for i, w in enumerate(workers)}
 
     def _connect(self, plan: Plan, worker: int) -> None:
         self.leave()
@@ -79,6 +79,10 @@ class Channel:
         group, self._group, self.key = self._group, None, ""
         if group is not None:
             group.abort()
+            self._room = self._new_room()  # what was under way must not come into what the next group gathers
+
+    def _new_room(self) -> np.ndarray:
+        return new_frame(self._slots * self._size).reshape(self._slots, self._size)
 
 
 def _first_line(error: BaseException) -> str:

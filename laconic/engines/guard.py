@@ -1,9 +1,9 @@
 """Whether a message may count. A bad one excludes its sender for the round, is counted, and is never averaged in.
 
 What its bytes say is checked on the host (`admit`): size, version, signature, run, sender, round, structure, and the
-state it started from. What its numbers say is checked where they lie (`judge`): every float finite, the norm of Δ at
-most `limit` times the usual one, the weight likewise. The usual norm is the larger of two medians: of the last accepted
-norms, and of this round's messages, so that a change that most workers make together is not taken for poison.
+state it started from. What its numbers say is checked where they lie (`measure`, `judge`): every float finite, the norm
+of Δ at most `limit` times the usual one, the weight likewise. The usual norm is the larger of two medians: of the last
+accepted norms, and of this round's messages, so that a change that most workers make together is not taken for poison.
 
 The guard's state is a function of the messages alone and part of the replicated state: all replicas judge alike.
 """
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from laconic.engines.base import Digest, Frame
-from laconic.engines.wire import EMPTY, HEADER, Header, Layout, Seal, open_frame
+from laconic.engines.base import Digest
+from laconic.engines.wire import EMPTY, Header, Layout, Seal, open_frame
 
 WINDOW = 64  # accepted norms remembered
 LIMIT = 10.0
@@ -47,21 +47,27 @@ class GuardState(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """One slot of a round before its numbers were looked at: the verdict on its bytes, and views into them."""
+    """One slot of a round before its numbers were looked at: the verdict on its bytes."""
 
     code: int
     header: Header | None = None
-    tree: Any = None
 
 
 def admit(
-    seal: Seal, layout: Layout, frame: Frame | None, worker: int, round: int, origin: Digest, own: Frame | None = None
+    seal: Seal,
+    layout: Layout,
+    frame: np.ndarray | None,
+    folded: np.ndarray | None,
+    worker: int,
+    round: int,
+    origin: Digest,
 ) -> Admitted:
-    """Check one worker's frame as bytes. None: it was not there. `own`: what this process signed for that worker."""
+    """Check one worker's frame as bytes, `folded` being the fold of its body. None: it was not there."""
     if frame is None:
         return Admitted(CODE["absent"])
-    array = np.frombuffer(frame, np.uint8)
-    header, reason = open_frame(seal, array, own)
+    if folded is None:
+        return Admitted(CODE["garbage"])  # of another size than all frames
+    header, reason = open_frame(seal, frame, folded)
     if header is None:
         return Admitted(CODE[reason])
     if header.worker != worker:
@@ -70,11 +76,11 @@ def admit(
         return Admitted(CODE["absent"], header)
     if header.round != round:
         return Admitted(CODE["round"], header)
-    if header.structure != layout.structure or header.body != layout.size or array.size < layout.frame:
+    if header.structure != layout.structure or header.body != layout.size:
         return Admitted(CODE["structure"], header)
     if header.origin != origin:
         return Admitted(CODE["origin"], header)
-    return Admitted(CODE["ok"], header, layout.read(array[HEADER : HEADER + layout.size]))
+    return Admitted(CODE["ok"], header)
 
 
 def init_guard(K: int) -> GuardState:
@@ -82,14 +88,26 @@ def init_guard(K: int) -> GuardState:
     return GuardState(jnp.zeros(WINDOW), jnp.int32(0), jnp.zeros(K, jnp.int32))
 
 
-def judge(
-    state: GuardState, deltas: Any, extra: Any, weights_K: jax.Array, codes_K: jax.Array, limit: float
-) -> tuple[jax.Array, jax.Array, GuardState]:
-    """The final verdicts [K], the norms of the deltas (leaves [K, …]) and the guard's next state. Traceable."""
-    K, norms_K = codes_K.shape[0], _norms(deltas)
+def measure(delta: Any, extra: Any, square: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """The norm of a decoded Δ, and whether all floats of a message are finite. Traceable.
+
+    `square` is the sum of Δ's squares where somebody has added them up already.
+    """
+    norm = jnp.sqrt(_square(delta) if square is None else square)
     # A finite norm has only finite terms, so that mostly no second look at every number is needed.
-    sound = jnp.all(jnp.isfinite(norms_K))
-    finite_K = jax.lax.cond(sound, lambda: jnp.ones(K, bool), lambda: _finite(deltas, K)) & _finite(extra, K)
+    finite = jax.lax.cond(jnp.isfinite(norm), lambda: jnp.array(True), lambda: _finite(delta))
+    return norm, finite & _finite(extra)
+
+
+def judge(
+    state: GuardState,
+    norms_K: jax.Array,
+    finite_K: jax.Array,
+    weights_K: jax.Array,
+    codes_K: jax.Array,
+    limit: float,
+) -> tuple[jax.Array, GuardState]:
+    """The final verdicts [K] on messages so measured, and the guard's next state. Traceable."""
     codes_K = _first(codes_K, ~finite_K, "not finite")
     usual = jnp.maximum(_recent(state), _lower_median(norms_K, codes_K == CODE["ok"]))
     far_K = ~jnp.isfinite(norms_K) | ((usual > 0) & (norms_K > limit * usual))
@@ -97,21 +115,20 @@ def judge(
     usual_weight = _lower_median(weights_K, codes_K == CODE["ok"])
     heavy_K = ~(weights_K >= 0) | (weights_K > limit * usual_weight)
     codes_K = _first(codes_K, heavy_K, "weight")
-    return codes_K, norms_K, _remember(state, norms_K, codes_K)
+    return codes_K, _remember(state, norms_K, codes_K)
 
 
 def _first(codes_K: jax.Array, fault_K: jax.Array, reason: str) -> jax.Array:
     return jnp.where((codes_K == CODE["ok"]) & fault_K, CODE[reason], codes_K)
 
 
-def _norms(deltas: Any) -> jax.Array:
-    squares = [jnp.sum(jnp.square(x.reshape(x.shape[0], -1).astype(jnp.float32)), axis=1) for x in _leaves(deltas)]
-    return jnp.sqrt(sum(squares[1:], squares[0]))
+def _square(tree: Any) -> jax.Array:
+    return sum((jnp.sum(jnp.square(x.astype(jnp.float32))) for x in _leaves(tree)), jnp.float32(0))
 
 
-def _finite(tree: Any, K: int) -> jax.Array:
-    flags = [jnp.all(jnp.isfinite(x.reshape(K, -1)), axis=1) for x in _leaves(tree)]
-    return jnp.all(jnp.stack(flags), axis=0) if flags else jnp.ones(K, bool)
+def _finite(tree: Any) -> jax.Array:
+    flags = [jnp.all(jnp.isfinite(x)) for x in _leaves(tree)]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
 
 
 def _leaves(tree: Any) -> list[jax.Array]:

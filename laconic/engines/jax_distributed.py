@@ -88,10 +88,10 @@ class JaxDistributedEngine:
 
     def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
         """One all-gather over the mesh of all processes."""
-        own = np.zeros(self._size, np.uint8)
-        frame = np.frombuffer(frames[self.mine[0]], np.uint8)[: self._size]
-        own[: frame.size] = frame
-        return dict(enumerate(self._all_gather(own)))
+        own = np.frombuffer(frames[self.mine[0]], np.uint8)[: self._size]
+        if own.size < self._size:
+            own = np.pad(own, (0, self._size - own.size))
+        return dict(enumerate(self._all_gather(own))) | {self.mine[0]: own}
 
     def _all_gather(self, own: np.ndarray) -> np.ndarray:
         rows = np.asarray(multihost_utils.process_allgather(own)).reshape(self.slots, own.size)

@@ -16,10 +16,10 @@ import numpy as np
 
 from laconic.engines import guard
 from laconic.engines.base import Digest, Engine, Frame, Interrupted, Quorum, text_digest
-from laconic.engines.local import Local
-from laconic.engines.replica import Outcome, Programs, Replica
-from laconic.engines.report import Report, Seconds, verdicts
-from laconic.engines.wire import Seal, new_frame
+from laconic.engines.local import Local, Signed
+from laconic.engines.replica import Programs, Replica, Seen
+from laconic.engines.report import Report, Seconds, Verdicts, verdicts
+from laconic.engines.wire import HEADER, Seal, new_frame
 from laconic.errors import LaconicError
 from laconic.evaluate.run import Method, Setting
 from laconic.store import checkpoint
@@ -54,11 +54,13 @@ class Run:
         K, H = method.budget(setting.workers, setting.local_steps)
         if K != engine.slots or len(setting.seeds) != 1:
             raise LaconicError(f"an engine of {engine.slots} workers runs one seed of K = {engine.slots}, got K = {K}.")
+        if setting.missing:
+            raise LaconicError("real workers are missing when they are: leave `missing` to the simulator.")
         self.setting, self.engine, self.seal, self.at = setting, engine, seal, at
         self.programs = Programs(task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit)
         self.path = None if folder is None else Path(folder) / f"worker-{engine.mine[0]}.safetensors"
         self.every = checkpoint_every
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="laconic-check")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
         self._held: dict[Digest, Replica] = {}
         self._notes: list[str] = []
         self.final: tuple[Replica, Digest] | None = None  # the state after all rounds, once they are done
@@ -99,27 +101,27 @@ class Run:
                 if quorum.round >= self.setting.rounds:  # the others are done: nothing to gather any more
                     return *self._take_over(quorum, local), None
                 with seconds.spent("check"):
-                    own = local.nothing(quorum) if behind else local.frames()
+                    own = local.nothing(quorum) if behind else local.signed()
                 with seconds.spent("gather"):
-                    frames = self.engine.gather(own)
+                    frames = self.engine.gather({worker: one.frame for worker, one in own.items()})
                     if behind:  # only now, so that nobody waits for it in the gather
                         replica, digest = self._take_over(quorum, local)
                 break
             except Interrupted as interruption:
                 self._notes.append(str(interruption))
                 self.engine.commit(False, digest)
-        outcome, admitted = self._outer(replica, digest, frames, own, seconds)
+        replica, digest, seen = self._outer(replica, digest, frames, own, seconds)
         self.at(BEFORE_COMMIT, quorum.round)
-        digest = self._hold(self.programs.name(outcome.fingerprint), outcome.replica)
+        self._hold(digest, replica)
         self.engine.commit(True, digest)
         committed_at = time.time()
-        local.settle(outcome.replica)
+        local.settle(replica)
         self.at(AFTER_COMMIT, quorum.round)
         with seconds.spent("store"):
-            self._checkpoint(outcome.replica, local)
-        seen, notes, self._notes = verdicts(outcome, admitted), tuple(self._notes), []
+            self._checkpoint(replica, local)
+        notes, self._notes = tuple(self._notes), []
         return (
-            outcome.replica,
+            replica,
             digest,
             Report(
                 round=quorum.round + 1,
@@ -136,31 +138,44 @@ class Run:
                 notes=notes,
                 digest=digest.hex(),
                 committed_at=committed_at,
-                shared=outcome.replica.shared,
+                shared=replica.shared,
             ),
         )
 
     def _outer(
-        self, replica: Replica, origin: Digest, frames: dict[int, Frame], own: dict[int, Frame], seconds: Seconds
-    ) -> tuple[Outcome, list[guard.Admitted]]:
-        now, layout = int(replica.round), self.programs.layout
-
-        def check(worker: int) -> guard.Admitted:
-            return guard.admit(self.seal, layout, frames.get(worker), worker, now, origin, own.get(worker))
-
+        self, replica: Replica, origin: Digest, frames: dict[int, Frame], own: dict[int, Signed], seconds: Seconds
+    ) -> tuple[Replica, Digest, Verdicts]:
+        now, layout, programs = int(replica.round), self.programs.layout, self.programs
         with seconds.spent("check"):
-            admitted = list(self._threads.map(check, range(self.engine.slots)))
-            trees = [self.programs.absent if a.tree is None else jax.device_put(a.tree) for a in admitted]
+            arrays = {worker: np.frombuffer(frame, np.uint8) for worker, frame in frames.items()}
+            looks = {worker: self._look(array, own.get(worker)) for worker, array in arrays.items()}
+            folds = {worker: np.asarray(look.folded) for worker, look in looks.items() if look is not None}
+            admitted = [
+                guard.admit(self.seal, layout, arrays.get(k), folds.get(k), k, now, origin)
+                for k in range(self.engine.slots)
+            ]
+            seen = [looks.get(k) or programs.absent for k in range(self.engine.slots)]
             weights_K = np.array([0.0 if a.header is None else a.header.weight for a in admitted], np.float32)
             codes_K = np.array([a.code for a in admitted], np.int32)
+            judged = jax.block_until_ready(programs.judge(replica, seen, weights_K, codes_K))
         with seconds.spent("outer"):
-            outcome = jax.block_until_ready(self.programs.outer(replica, trees, weights_K, codes_K))
-        return outcome, admitted
+            replica = jax.block_until_ready(programs.outer(replica, seen, weights_K, judged))
+        with seconds.spent("check"):
+            return replica, programs.digest(replica), verdicts(judged, seen, admitted)
+
+    def _look(self, array: np.ndarray, own: Signed | None) -> Seen | None:
+        """A frame's body on the device, None if it is of another size; what lies in our own memory we have seen."""
+        if array.size != self.programs.layout.frame:
+            return None
+        if own is not None and array.ctypes.data == own.frame.ctypes.data:
+            return own.seen
+        return self.programs.look(self.seal.fold_key, array[HEADER:])
 
     def _warm_up(self, replica: Replica, local: Local, digest: Digest) -> None:
         seconds = Seconds()
         local.compute(replica, digest, seconds)
-        self._outer(replica, digest, local.frames(), {}, seconds)
+        frames = {worker: one.frame for worker, one in local.signed().items()}
+        self._outer(replica, digest, frames, {}, seconds)
 
     # --- peers ------------------------------------------------------------------------------------------------------
 

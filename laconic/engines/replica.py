@@ -6,7 +6,7 @@ in between.
 """
 
 import hashlib
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from laconic.client import Controlled, Message, Shared
+from laconic.compress import DENSE
 from laconic.data.feed import Streamed
 from laconic.engines import guard
 from laconic.engines.base import Digest
+from laconic.engines.body import WORD, fold, unpack
 from laconic.engines.wire import Layout
 from laconic.errors import LaconicError
 from laconic.evaluate.run import Method, check_workers
@@ -32,7 +34,7 @@ from laconic.round import (
     worker_keys,
 )
 from laconic.tasks.base import Task
-from laconic.workers import Combined, Simulated, decode
+from laconic.workers import Combined, Simulated
 
 GOLDEN, MIX_1, MIX_2 = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
@@ -47,13 +49,20 @@ class Replica(NamedTuple):
     accepted_K: jax.Array
 
 
-class Outcome(NamedTuple):
-    """What an outer step gave: the next replica, the verdicts and norms [K], and the next replica's fingerprint."""
+class Seen(NamedTuple):
+    """A message on the device: its words, their fold, the norm of its Δ, and whether all of it is finite."""
 
-    replica: Replica
+    words: jax.Array
+    folded: jax.Array | None
+    norm: jax.Array
+    finite: jax.Array
+
+
+class Judged(NamedTuple):
+    """What the guard made of K messages: the verdicts [K], and its own next state."""
+
     codes_K: jax.Array
-    norms_K: jax.Array
-    fingerprint: jax.Array
+    guard: guard.GuardState
 
 
 class Programs:
@@ -67,9 +76,10 @@ class Programs:
         self.mine, self.limit = jnp.asarray(mine, jnp.int32), limit
         self.seed = jax.random.key(seed)
         self.server = Server(method.outer)
-        # Three programs and not one: XLA's CPU compiler writes what a value is made of into each of its uses, and would
-        # take ten times as long over the whole.
+        # Several programs and not one: XLA's CPU compiler writes what a value is made of into each of its uses, and
+        # would take ten times as long over the whole.
         self._begin, self._local = jax.jit(self._init), jax.jit(self._run)
+        self._looked, self._judged = jax.jit(self._look), jax.jit(self._judge)
         self._combined, self._advanced, self._digest = map(jax.jit, (self._combine, self._advance, fingerprint))
         replica, clients = jax.eval_shape(self._init, self.task)
         if isinstance(replica.shared, Controlled):
@@ -81,7 +91,8 @@ class Programs:
         message, _, _ = jax.eval_shape(self._run, self.task, replica.shared, replica.round, clients, self._no_stream())
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (message.delta, message.extra))
         self.layout = Layout.of(one)
-        self.absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), one)
+        self._like = replica.shared.params
+        self.absent = Seen(jnp.zeros(self.layout.size // WORD, jnp.uint32), None, jnp.float32(0), jnp.array(True))
         self.message_bits = method.compressor.bits(replica.shared.params)
 
     def start(self) -> tuple[Replica, ClientState]:
@@ -92,20 +103,23 @@ class Programs:
         """The messages of this process's workers, their next states, and their losses [mine, H]."""
         return self._local(self.task, replica.shared, replica.round, clients, streamed)
 
-    def outer(self, replica: Replica, trees: list[Any], weights_K: np.ndarray, codes_K: np.ndarray) -> Outcome:
-        """The outer step on K messages, `absent` where there is none."""
-        seen = self._combined(replica.shared.params, replica.guard, tuple(trees), weights_K, codes_K)
-        combined, codes, norms_K, state = seen
-        after = self._advanced(replica, combined, codes, state)
-        return Outcome(after, codes, norms_K, self._digest(after))
+    def look(self, key: Any, body: np.ndarray) -> Seen:
+        """A message's body taken to the device, folded under a key and measured."""
+        words = jax.device_put(body.view(np.uint32))
+        return Seen(words, *self._looked(key, words))
+
+    def judge(self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, codes_K: np.ndarray) -> Judged:
+        """The guard's word on K messages, `absent` where there is none."""
+        return self._judged(replica.guard, [s.norm for s in seen], [s.finite for s in seen], weights_K, codes_K)
+
+    def outer(self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, judged: Judged) -> Replica:
+        """The outer step on those of K messages that the guard let pass."""
+        combined = self._combined([s.words for s in seen], weights_K, judged.codes_K)
+        return self._advanced(replica, combined, judged)
 
     def digest(self, replica: Replica) -> Digest:
-        """The name of a state."""
-        return self.name(self._digest(replica))
-
-    def name(self, lanes: jax.Array) -> Digest:
-        """The name of the state with this fingerprint."""
-        return hashlib.sha256(self.replica_layout.structure + np.asarray(lanes).tobytes()).digest()
+        """The name of a state: a hash of its fingerprint and structure."""
+        return hashlib.sha256(self.replica_layout.structure + np.asarray(self._digest(replica)).tobytes()).digest()
 
     def _workers(self, task: Task) -> Simulated:
         return Simulated(self.method.client(task), self.method.compressor)
@@ -138,31 +152,44 @@ class Programs:
         phase = lambda shared, client, item: local_phase(workers.client, workers.compressor, shared, client, *item)
         return workers.map(phase)(shared, clients, (items.batches, items.keys))
 
-    def _combine(
-        self, like: Any, state: guard.GuardState, trees: tuple[Any, ...], weights_K: jax.Array, codes_K: jax.Array
-    ) -> tuple[Combined, jax.Array, jax.Array, guard.GuardState]:
-        workers = self._workers(self.task)
-        delta, extra = jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-        deltas, _ = decode(workers.compressor, Message(delta, extra, weights_K), like)
-        codes_K, norms_K, state = guard.judge(state, deltas, extra, weights_K, codes_K, self.limit)
-        good_K = codes_K == guard.CODE["ok"]
-        clean = jax.tree.map(partial(_erase, good_K), (delta, extra))  # so that no optimizer ever sees what was refused
-        messages = Message(clean[0], clean[1], jnp.where(good_K, weights_K, 0.0))
-        return workers.combine(messages, self.server.outer.combine, like), codes_K, norms_K, state
+    def _look(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        delta, extra = unpack(self.layout, words)
+        folded, square = fold(key, words)
+        plain = self.method.compressor.decode is DENSE.decode and not jax.tree.leaves(extra)
+        plain = plain and all(leaf.dtype == np.float32 for leaf in self.layout.leaves)  # the body is Δ and nothing else
+        delta = self.method.compressor.decode(delta, self._zeros())
+        return folded, *guard.measure(delta, extra, square if plain else None)
 
-    def _advance(self, replica: Replica, combined: Combined, codes_K: jax.Array, state: guard.GuardState) -> Replica:
+    def _zeros(self) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like)
+
+    def _judge(
+        self, state: guard.GuardState, norms: list[Any], finite: list[Any], weights_K: jax.Array, codes_K: jax.Array
+    ) -> Judged:
+        return Judged(*guard.judge(state, jnp.stack(norms), jnp.stack(finite), weights_K, codes_K, self.limit))
+
+    def _combine(self, words: list[jax.Array], weights_K: jax.Array, codes_K: jax.Array) -> Combined:
+        good_K = codes_K == guard.CODE["ok"]
+        # Each cleared before they are stacked, so that no optimizer ever sees what was refused. The other way round
+        # XLA's CPU code reads every number through a branch, five times as slowly.
+        clean = [_erase(good_K[k], unpack(self.layout, one)) for k, one in enumerate(words)]
+        delta, extra = jax.tree.map(lambda *xs: jnp.stack(xs), *clean)
+        messages = Message(delta, extra, jnp.where(good_K, weights_K, 0.0))
+        return self._workers(self.task).combine(messages, self.server.outer.combine, self._zeros())
+
+    def _advance(self, replica: Replica, combined: Combined, judged: Judged) -> Replica:
         old = self._state(replica.shared, replica.outer, replica.round)
         new = outer_phase(self.server, old, combined, old.clients)
         somebody = jnp.sum(combined.weights_K) > 0  # a round in which nobody was there moves only the counter
         shared, outer = jax.tree.map(
             lambda n, o: jnp.where(somebody, n, o), (new.shared, new.outer), (old.shared, old.outer)
         )
-        accepted_K = jnp.where(codes_K == guard.CODE["ok"], replica.round, replica.accepted_K)
-        return Replica(shared, outer, new.round, state, accepted_K)
+        accepted_K = jnp.where(judged.codes_K == guard.CODE["ok"], replica.round, replica.accepted_K)
+        return Replica(shared, outer, new.round, judged.guard, accepted_K)
 
 
-def _erase(good_K: jax.Array, x_K: jax.Array) -> jax.Array:
-    return jnp.where(good_K.reshape(-1, *[1] * (x_K.ndim - 1)), x_K, jnp.zeros((), x_K.dtype))
+def _erase(good: jax.Array, tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros((), x.dtype)), tree)
 
 
 def fingerprint(tree: Any) -> jax.Array:

@@ -11,7 +11,7 @@ import numpy as np
 from laconic.client import Shared
 from laconic.engines import guard
 from laconic.engines.base import Quorum
-from laconic.engines.replica import Outcome
+from laconic.engines.replica import Judged, Seen
 
 
 @dataclass
@@ -85,9 +85,9 @@ class Verdicts(NamedTuple):
         return float(np.mean(list(self.losses.values()))) if self.losses else float("nan")
 
 
-def verdicts(outcome: Outcome, admitted: list[guard.Admitted]) -> Verdicts:
-    """An outer step's verdicts by worker."""
-    codes, norms = np.asarray(outcome.codes_K).tolist(), np.asarray(outcome.norms_K).tolist()
+def verdicts(judged: Judged, seen: list[Seen], admitted: list[guard.Admitted]) -> Verdicts:
+    """The guard's verdicts by worker."""
+    codes, norms = np.asarray(judged.codes_K).tolist(), [float(s.norm) for s in seen]
     good = {k: a.header for k, a in enumerate(admitted) if codes[k] == guard.CODE["ok"]}
     return Verdicts(
         losses={k: header.loss for k, header in good.items() if header is not None},

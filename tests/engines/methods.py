@@ -6,7 +6,7 @@ import jax
 
 from laconic.client import LocalOptimizer
 from laconic.compress import parse_compressor
-from laconic.engines.replica import Programs, fingerprint
+from laconic.engines.replica import Programs
 from laconic.engines.report import Report, row_of
 from laconic.evaluate.run import Method, local_method
 from laconic.outer import OUTER
@@ -34,12 +34,10 @@ def astray(programs: Programs, rounds: list[int]) -> Any:
     right = programs.outer
 
     def outer(replica: Any, *rest: Any) -> Any:
-        outcome = right(replica, *rest)
+        after = right(replica, *rest)
         if int(replica.round) not in rounds:
-            return outcome
-        leaves, treedef = jax.tree.flatten(outcome.replica.shared)
-        wrong = jax.tree.unflatten(treedef, [leaves[0].at[0].add(1e-3), *leaves[1:]])
-        after = outcome.replica._replace(shared=wrong)
-        return outcome._replace(replica=after, fingerprint=fingerprint(after))
+            return after
+        leaves, treedef = jax.tree.flatten(after.shared)
+        return after._replace(shared=jax.tree.unflatten(treedef, [leaves[0].at[0].add(1e-3), *leaves[1:]]))
 
     return outer

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from laconic.engines.wire import FIELDS, HEADER, MAGIC, SIGNED, VERSION, Header, Seal
+from laconic.engines.wire import BLOCK, FIELDS, HEADER, LANES, MAGIC, SIGNED, VERSION, Header, Seal
 
 KINDS = ("nan", "inf", "huge", "shape", "structure", "old", "garbage", "token", "worker", "version", "origin", "weight")
 
@@ -20,8 +20,8 @@ def spoil(frame: np.ndarray, kind: str, seal: Seal) -> np.ndarray:
     if kind in ("nan", "inf", "huge"):
         numbers[7] = {"nan": np.nan, "inf": np.inf, "huge": 1e30}[kind]
     elif kind == "shape":
-        bad = bad[:-1024].copy()
-        header = header._replace(body=header.body - 1024)
+        bad[-1024:] = 0  # what an engine fills up
+        return sign(bad, header._replace(body=header.body - 1024), version, signer)[:-1024].copy()
     elif kind == "structure":
         header = header._replace(structure=bytes(16))
     elif kind == "old":
@@ -45,8 +45,17 @@ def spoil(frame: np.ndarray, kind: str, seal: Seal) -> np.ndarray:
 
 def sign(frame: np.ndarray, header: Header, version: int, seal: Seal) -> np.ndarray:
     FIELDS.pack_into(frame, 0, MAGIC, version, *header)
-    frame[SIGNED:HEADER] = np.frombuffer(seal.sign(frame[:SIGNED], frame[HEADER : HEADER + header.body]), np.uint8)
+    frame[SIGNED:HEADER] = np.frombuffer(seal.sign(frame[:SIGNED], fold_by_hand(seal, frame)), np.uint8)
     return frame
+
+
+def fold_by_hand(seal: Seal, frame: np.ndarray) -> np.ndarray:
+    """The fold of a frame's body once more, [LANES, blocks]: a matrix of keys in NumPy."""
+    words = frame[HEADER:].view("<u4").astype(np.uint64)
+    blocks = np.pad(words, (0, -words.size % BLOCK)).reshape(-1, BLOCK)
+    halves = np.concatenate([blocks % 2**16, blocks // 2**16], axis=1)
+    keys = np.stack([seal.fold_key[t : t + 2 * BLOCK] for t in range(LANES)]).astype(np.uint64)
+    return np.stack([(halves * row).sum(axis=1) % 2**32 for row in keys]).astype(np.uint32)
 
 
 def poisoned(gather: Callable[..., Any], worker: int, kinds: Mapping[int, str], seal: Seal) -> Callable[..., Any]:

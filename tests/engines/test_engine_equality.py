@@ -15,7 +15,7 @@ ROUNDS = 10
 @pytest.mark.slow
 def test_four_processes_are_the_simulator(cluster):
     """Every optimizer, one after the other, on the processes of one run."""
-    run = cluster(rounds=ROUNDS, methods=METHODS)
+    run = cluster(calm=True, rounds=ROUNDS, methods=METHODS)
     for worker in range(4):
         run.start(worker)
     run.wait_done([0, 1, 2, 3])
@@ -39,7 +39,7 @@ def test_four_processes_are_the_simulator(cluster):
 @pytest.mark.slow
 def test_bytes_are_counted_as_they_cross(cluster):
     """A frame is its compressed arrays, each begun on 64 bytes, and a header; it goes to three others."""
-    run = cluster(rounds=2, methods=[METHODS[0], METHODS[4]])
+    run = cluster(calm=True, rounds=2, methods=[METHODS[0], METHODS[4]])
     for worker in range(4):
         run.start(worker)
     run.wait_done([0, 1, 2, 3])

@@ -27,7 +27,7 @@ BROKEN, LOST = 1, 3
 @pytest.fixture
 def run(cluster):
     """Worker 1 sends every kind of poison, one a round; worker 3 gets one weight wrong; a stranger knocks all along."""
-    made = cluster(rounds=ROUNDS, methods=[METHOD])
+    made = cluster(calm=True, rounds=ROUNDS, methods=[METHOD])
     poison = {str(FIRST + i): kind for i, kind in enumerate(KINDS)}
     made.start(0, token="guess")  # first of all, so that it is there from the first round on
     made.births.clear()

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.engines.guard import CODE, REASONS, WINDOW, admit, init_guard, judge
-from laconic.engines.wire import EMPTY, Header, Layout, Seal, seal_frame
-from tests.engines.poison import spoil
+from laconic.engines.guard import CODE, REASONS, WINDOW, admit, init_guard, judge, measure
+from laconic.engines.wire import EMPTY, VERSION, Header, Layout, Seal, fill_frame
+from tests.engines.poison import fold_by_hand, sign, spoil
 
 SEAL = Seal.of("secret", "run")
 TREE = ({"w": np.ones((8, 64), np.float32), "b": np.ones(8, np.float32)}, ())
@@ -17,11 +17,19 @@ ORIGIN = bytes([9]) * 32
 
 def frame(worker: int = 2, now: int = 5, flags: int = 0) -> np.ndarray:
     header = Header(flags, SEAL.run, LAYOUT.structure, ORIGIN, now, worker, 1.0, 0.5, LAYOUT.size)
-    return seal_frame(SEAL, LAYOUT, header, TREE)
+    return sign(fill_frame(LAYOUT, header, TREE), header, VERSION, SEAL)
 
 
 def verdict(bad: np.ndarray | None) -> str:
-    return REASONS[admit(SEAL, LAYOUT, bad, 2, 5, ORIGIN).code]
+    whole = bad is not None and bad.size == LAYOUT.frame
+    return REASONS[admit(SEAL, LAYOUT, bad, fold_by_hand(SEAL, bad) if whole else None, 2, 5, ORIGIN).code]
+
+
+@jax.jit
+def judged(state, deltas, extras, weights, codes):
+    """The guard's word on K messages."""
+    norms, finite = zip(*map(measure, deltas, extras), strict=True)
+    return judge(state, jnp.stack(norms), jnp.stack(finite), weights, codes, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +49,12 @@ def verdict(bad: np.ndarray | None) -> str:
     ],
 )
 def test_what_bytes_alone_can_tell(kind, reason):
-    assert verdict(spoil(frame(), kind, SEAL)) == reason
+    bad = spoil(frame(), kind, SEAL)
+    assert verdict(np.pad(bad, (0, LAYOUT.frame - bad.size))) == reason  # as engines fill up what is too short
 
 
 def test_a_good_one_is_admitted_and_an_empty_or_missing_one_is_absent():
-    good = admit(SEAL, LAYOUT, frame(), 2, 5, ORIGIN)
-    assert REASONS[good.code] == "ok"
-    np.testing.assert_array_equal(good.tree[0]["w"], TREE[0]["w"])
+    assert verdict(frame()) == "ok"
     assert verdict(frame(flags=EMPTY)) == "absent"
     assert verdict(None) == "absent"
     assert verdict(frame()[:100]) == "garbage"
@@ -88,7 +95,6 @@ class Twin:
 def test_the_guard_is_its_twin_over_a_long_run_with_poison():
     rng = np.random.default_rng(0)
     state, twin = init_guard(4), Twin(10.0)
-    step = jax.jit(lambda s, d, w, c: judge(s, {"x": d}, (), w, c, 10.0))
     seen = set()
     for t in range(60):
         deltas = (0.97**t * rng.normal(size=(4, 30))).astype(np.float32)
@@ -104,7 +110,7 @@ def test_the_guard_is_its_twin_over_a_long_run_with_poison():
         elif kind == 6:
             codes[who] = "round"
         want = twin(deltas, weights, codes)
-        have, _, state = step(state, deltas, weights, np.array([CODE[c] for c in codes], np.int32))
+        have, state = judged(state, list(deltas), [()] * 4, weights, np.array([CODE[c] for c in codes], np.int32))
         assert [REASONS[c] for c in np.asarray(have)] == want, t
         seen |= set(want)
         np.testing.assert_array_equal(state.excluded_K, twin.excluded)
@@ -118,7 +124,7 @@ def test_poison_in_the_very_first_round_has_nothing_to_compare_with_but_the_othe
         deltas = np.ones((4, 5), np.float32)
         deltas[3] = 1e25
         codes = np.array([CODE["ok"] if k < honest or k == 3 else CODE["absent"] for k in range(4)], np.int32)
-        have, _, _ = judge(init_guard(4), deltas, (), jnp.ones(4), jnp.asarray(codes), 10.0)
+        have, _ = judged(init_guard(4), list(deltas), [()] * 4, jnp.ones(4), jnp.asarray(codes))
         assert REASONS[int(have[3])] == "norm"
         assert REASONS[int(have[0])] == "ok"
 
@@ -128,15 +134,16 @@ def test_a_change_that_most_make_together_is_no_poison():
     small, large = jnp.full((4, 5), 1e-3), jnp.full((4, 5), 10.0)
     ok = jnp.zeros(4, jnp.int32)
     for _ in range(20):
-        _, _, state = judge(state, small, (), jnp.ones(4), ok, 10.0)
-    codes, _, after = judge(state, large, (), jnp.ones(4), ok, 10.0)
+        _, state = judged(state, list(small), [()] * 4, jnp.ones(4), ok)
+    codes, after = judged(state, list(large), [()] * 4, jnp.ones(4), ok)
     np.testing.assert_array_equal(codes, 0)
-    codes, _, _ = judge(state, small.at[1].set(10.0), (), jnp.ones(4), ok, 10.0)
+    codes, _ = judged(state, list(small.at[1].set(10.0)), [()] * 4, jnp.ones(4), ok)
     assert [REASONS[c] for c in np.asarray(codes)] == ["ok", "norm", "ok", "ok"]
     assert int(after.seen) == 84
 
 
 def test_statistics_that_are_not_finite_exclude_their_sender():
-    extra = {"mean": jnp.ones((4, 3)).at[2, 1].set(jnp.nan), "seen": jnp.ones(4, jnp.int32)}
-    codes, _, _ = judge(init_guard(4), jnp.ones((4, 5)), extra, jnp.ones(4), jnp.zeros(4, jnp.int32), 10.0)
+    mean_K = jnp.ones((4, 3)).at[2, 1].set(jnp.nan)
+    extras = [{"mean": mean, "seen": jnp.int32(1)} for mean in mean_K]
+    codes, _ = judged(init_guard(4), list(jnp.ones((4, 5))), extras, jnp.ones(4), jnp.zeros(4, jnp.int32))
     assert [REASONS[c] for c in np.asarray(codes)] == ["ok", "ok", "not finite", "ok"]

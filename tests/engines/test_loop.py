@@ -20,7 +20,7 @@ from laconic.engines.guard import CODE
 from laconic.engines.loop import Run
 from laconic.engines.replica import Programs, fingerprint
 from laconic.engines.simulated import SimulatedEngine
-from laconic.engines.wire import Seal
+from laconic.engines.wire import Seal, new_frame
 from laconic.evaluate.run import Method, Setting, local_method
 from laconic.outer import OUTER
 from laconic.round import communication_round
@@ -76,6 +76,27 @@ def test_one_worker_alone_sends_the_indices_that_it_sends_among_all():
         message, _, _ = alone.local(replica, own, None)
         np.testing.assert_array_equal(message.delta.indices[0], together.delta.indices[k])
         np.testing.assert_allclose(message.delta.values[0], together.delta.values[k], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "stateful"), [("dense", False), ("dense", True), ("topk:0.3", False)], ids=["plain", "extra", "sparse"]
+)
+def test_a_message_is_seen_as_it_was_sent(spec, stateful):
+    """The norm is that of the decoded Δ and of nothing else that travels with it."""
+    made, task = method(spec=spec), tiny.stateful_task() if stateful else TASK
+    programs = Programs(task, made, K, H, B, 0, (1,), 10.0)
+    replica, clients = programs.start()
+    message = jax.tree.map(lambda x: x[0], programs.local(replica, clients, None)[0])
+    body = new_frame(programs.layout.size)
+    programs.layout.write(body, (message.delta, message.extra))
+    delta = made.compressor.decode(message.delta, replica.shared.params)
+    squares = [np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(delta)]
+    seen = programs.look(SEAL.fold_key, body)
+    np.testing.assert_allclose(seen.norm, np.sqrt(sum(squares)), rtol=1e-5)
+    assert bool(seen.finite)
+    floats = [leaf for leaf in programs.layout.leaves if leaf.dtype == np.float32]
+    body[floats[-1].start : floats[-1].stop].view(np.float32)[...] = np.inf
+    assert not programs.look(SEAL.fold_key, body).finite
 
 
 def test_streamed_batches_reach_their_workers():
@@ -166,10 +187,12 @@ def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before(tmp_path):
 def test_a_round_in_which_nobody_counts_moves_only_the_counter():
     programs = Programs(TASK, method(), K, H, B, 0, tuple(range(K)), 10.0)
     replica, _ = programs.start()
-    absent = np.full(K, CODE["absent"], np.int32)
-    poison = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), programs.absent)
-    for codes, trees in ((absent, [programs.absent] * K), (np.zeros(K, np.int32), [poison] * K)):
-        after = programs.outer(replica, trees, np.ones(K, np.float32), codes).replica
+    nobody = np.full(K, CODE["absent"], np.int32)
+    body = np.full(programs.layout.size // 4, np.nan, np.float32).view(np.uint8)
+    poison = programs.look(SEAL.fold_key, body)
+    for codes, seen in ((nobody, [programs.absent] * K), (np.zeros(K, np.int32), [poison] * K)):
+        weights = np.ones(K, np.float32)
+        after = programs.outer(replica, seen, weights, programs.judge(replica, seen, weights, codes))
         assert int(after.round) == 1
         same = zip(
             jax.tree.leaves((after.shared, after.outer)), jax.tree.leaves((replica.shared, replica.outer)), strict=True
