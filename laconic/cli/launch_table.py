@@ -19,16 +19,16 @@ from laconic.engines.children import Line
 
 RECENT = 20  # rounds that times are a mean of
 LINE_SECONDS = 10.0
-HEADS = ("worker", "state", "round", "quorum", "loss", "MB\nout", "MB\nin", "compute", "talk", "outer")
-HEADS += ("left\nout", "refused", "restarts")
-LEGEND = "compute, talk (waiting and moving bytes), outer: ms a round · left out: bad messages"
+HEADS = ("worker", "state", "round", "quo-\nrum", "loss", "MB\nout", "MB\nin", "com-\npute", "talk", "outer")
+HEADS += ("left\nout", "refu-\nsed", "re-\nstarts")  # so narrow that all fit into 80 columns
+LEGEND = "compute, talk (waiting, moving bytes), outer step: ms a round"
 
 
 @dataclass
 class Seen:
     """What is known of a worker."""
 
-    state: str = "starting"
+    state: str = "starts"
     round: int = 0
     quorum: list[int] = field(default_factory=list)
     loss: float | None = None
@@ -42,7 +42,7 @@ class Seen:
 
     def take(self, row: dict[str, Any]) -> None:
         """One more round."""
-        self.state, self.round, self.quorum, self.loss = "training", row["round"], row["quorum"], row["loss"]
+        self.state, self.round, self.quorum, self.loss = "trains", row["round"], row["quorum"], row["loss"]
         self.sent, self.received = self.sent + row["sent"], self.received + row["received"]
         self.left_out += len(row["excluded"])
         self.refused = sum(row["refused"].values())
@@ -50,7 +50,10 @@ class Seen:
 
     def ms(self, *parts: str) -> str:
         """The mean of some parts of a round."""
-        return f"{1000 * mean(sum(s[p] for p in parts) for s in self.seconds):.1f}" if self.seconds else "–"
+        if not self.seconds:
+            return "–"
+        found = 1000 * mean(sum(s[p] for p in parts) for s in self.seconds)
+        return f"{found:.1f}" if found < 100 else f"{found:.0f}"
 
     def cells(self) -> list[str]:
         """The row, without its name."""
@@ -59,8 +62,8 @@ class Seen:
             str(self.round),
             str(len(self.quorum)) if self.quorum else "–",
             "–" if self.loss is None else f"{self.loss:.4f}",
-            f"{self.sent / 1e6:.2f}",
-            f"{self.received / 1e6:.2f}",
+            megabytes(self.sent),
+            megabytes(self.received),
             self.ms("compute"),
             self.ms("quorum", "gather"),
             self.ms("outer"),
@@ -68,6 +71,11 @@ class Seen:
             str(self.refused),
             str(self.restarts),
         ]
+
+
+def megabytes(count: int) -> str:
+    """So many bytes, in five letters."""
+    return f"{count / 1e6:.2f}" if count < 1e8 else f"{count / 1e6:.0f}"
 
 
 class LaunchDisplay:
@@ -108,7 +116,7 @@ class LaunchDisplay:
             return
         seen = self.workers[line.name]
         if message["kind"] == "start":
-            seen.state = "compiling"
+            seen.state = "compiles"
         elif message["kind"] == "round":
             seen.take(message)
             for note in message["notes"]:
@@ -126,7 +134,7 @@ class LaunchDisplay:
         """How often a worker has died so far."""
         seen = self.workers[name]
         if deaths > seen.restarts:
-            seen.restarts, seen.state = deaths, "restarting"
+            seen.restarts, seen.state = deaths, "died"
 
     def log(self, name: str, text: str) -> None:
         """A line above the table, under a child's name."""
@@ -142,18 +150,19 @@ class LaunchDisplay:
     def render(self) -> RenderableType:
         """The table."""
         table = Table(title=escape(self.title), caption=LEGEND, title_justify="left", caption_justify="left", box=None)
+        table.padding, table.pad_edge = (0, 1, 0, 0), False
         for i, head in enumerate(HEADS):
             table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
         for name, seen in self.workers.items():
-            style = {"restarting": "yellow", "done": "green"}.get(seen.state, "")
-            table.add_row(escape(name), *map(escape, seen.cells()), style=style)
+            style = {"died": "yellow", "done": "green"}.get(seen.state, "")
+            table.add_row(escape(name.removeprefix("worker ")), *map(escape, seen.cells()), style=style)
         return table
 
     def summary(self) -> str:
         """The state of affairs on one line."""
         ahead = max(self.workers.values(), key=lambda seen: seen.round)
         if not ahead.round:
-            return "; ".join(f"{name}: {seen.state}" for name, seen in self.workers.items())
+            return "; ".join(f"{name} {seen.state}" for name, seen in self.workers.items())
         loss = "" if ahead.loss is None else f", loss {ahead.loss:.4f}"
         quorum = f", quorum {len(ahead.quorum)}" if ahead.quorum else ""
         restarts = sum(seen.restarts for seen in self.workers.values())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from laconic.compress import parse_compressor
-from laconic.engines.guard import LIMIT
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.run import Method, Setting, check_workers
 from laconic.recipes.config import command_line
@@ -38,8 +37,8 @@ class TrainConfig:
     """The seed of initial weights and minibatches."""
     compress: str = "dense"
     """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g. topk:0.01+int8+ef."""
-    norm_limit: float = LIMIT
-    """A message whose norm is more than so many times the usual one is left out."""
+    norm_limit: float = 100.0
+    """A message whose norm is over so many times the usual is left out; near loss 0 honest ones vary much."""
     checkpoint_every: int = 50
     """Rounds between two checkpoints; 0: only at the end."""
     out: Path | None = None

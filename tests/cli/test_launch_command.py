@@ -166,23 +166,23 @@ def display():
 def cells(display, name):
     written = io.StringIO()
     Console(width=140, file=written).print(display.render())
-    (row,) = [line for line in written.getvalue().splitlines() if line.strip().startswith(name)]
-    return row.split()[2:]
+    (row,) = [line.split() for line in written.getvalue().splitlines() if line.startswith(f"{name[-1]} ")]
+    return row[1:]
 
 
 def test_the_table_adds_up(display):
     display.take(a_line("worker 0", "start", worker=0, round=0, rounds=50))
-    assert cells(display, "worker 0")[:3] == ["compiling", "0", "–"]
-    assert cells(display, "worker 1")[0] == "starting"
+    assert cells(display, "worker 0")[:3] == ["compiles", "0", "–"]
+    assert cells(display, "worker 1")[0] == "starts"
     for r in range(1, 4):
         row = a_row(
             r, 0.0, sent=2_000_000, received=1_000_000, refused={"a stranger": 2}, excluded={1: "norm"} if r > 1 else {}
         )
         display.take(a_line("worker 0", **{**row, "kind": "round"}))
-    expected = ["training", "3", "2", "0.3333", "6.00", "3.00", "500.0", "500.0", "125.0", "2", "2", "0"]
+    expected = ["trains", "3", "2", "0.3333", "6.00", "3.00", "500", "500", "125", "2", "2", "0"]
     assert cells(display, "worker 0") == expected
     display.died("worker 0", 1)
-    assert cells(display, "worker 0")[0] == "restarting"
+    assert cells(display, "worker 0")[0] == "died"
     assert cells(display, "worker 0")[-1] == "1"
     display.take(a_line("worker 0", "end", round=50, digest="x"))
     assert cells(display, "worker 0")[:2] == ["done", "50"]
@@ -220,6 +220,15 @@ def test_a_log_gets_a_line_now_and_then(display):
     display.now[0] = 22.0
     display.tick()
     assert display.console.export_text().splitlines() == [
-        "worker 0: starting; worker 1: starting",
+        "worker 0 starts; worker 1 starts",
         "round 7/50, quorum 2, loss 0.1429, restarts 2",
     ]
+
+
+def test_the_table_fits_into_80_columns(display):
+    display.workers["worker 0"].take(a_row(99999, 0.0, sent=10**9, received=10**9, refused={"x": 9999}))
+    for width in (80, 140):
+        written = io.StringIO()
+        Console(width=width, file=written).print(display.render())
+        assert "…" not in written.getvalue()
+    assert cells(display, "worker 0")[4:6] == ["1000", "1000"]
