@@ -15,6 +15,7 @@ from laconic.federated import Federated, draw_population
 from laconic.outer import OUTER, LearnedOptimizer
 from laconic.recipes.methods import parse_method
 from laconic.round import RoundState
+from laconic.workers import worker_mesh
 from tests import reference as ref
 from tests import reference_compress as twin
 from tests import tiny
@@ -157,3 +158,14 @@ def test_a_population_of_everyone_is_scaffold_without_sampling():
     for name, c in chunk.state.shared.control.items():
         mean = np.asarray(chunk.state.clients.local.control[name][0], np.float64).mean(axis=0)
         np.testing.assert_allclose(c[0], mean, rtol=1e-5, atol=1e-6)
+
+
+def test_over_a_mesh_control_variates_are_the_same():
+    setting = Setting(4, 1, B, 3, (0,), 3, HARD)
+    here, spread = (
+        Simulation(tiny.task(), parse_method("scaffold:gamma=0.2", 4), setting, mesh) for mesh in (None, worker_mesh(2))
+    )
+    (one,), (two,) = (simulation.run(simulation.start()) for simulation in (here, spread))
+    for a, b in zip(jax.tree.leaves(one.state.shared), jax.tree.leaves(two.state.shared), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one.losses, two.losses, rtol=1e-5)
