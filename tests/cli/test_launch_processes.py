@@ -213,7 +213,8 @@ def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_pat
 @pytest.mark.slow
 def test_torchruns_variables_are_enough(tmp_path):
     """Worker 0 hosts the Lighthouse, and at the end puts all records of the folder together."""
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LACONIC_TOKEN": "secret"}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port() - 1)}  # they meet one port higher
+    place = {"WORLD_SIZE": "2", "LACONIC_TOKEN": "secret", **master}
     words = ["worker", *FAST, "--", *SMALL, "--rounds", "10"]
     with started(tmp_path, *words, RANK="1", **place) as one, started(tmp_path, *words, RANK="0", **place) as zero:
         finish(one)
