@@ -188,15 +188,18 @@ with Supervisor({}, commands, os.environ, 0, print, lines.append) as group:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])  # not SIGHUP, which is ignored under nohup
 def test_a_starter_that_dies_leaves_no_orphans(number):
     """Not even one that does not hear SIGTERM."""
     with subprocess.Popen(python(STARTER), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as starter:
-        pids = [int(word) for word in starter.stdout.readline().split()]
-        assert len(pids) == 2
-        assert all(map(alive, pids))
-        starter.send_signal(number)
-        assert starter.wait(30) == -number
+        try:
+            pids = [int(word) for word in starter.stdout.readline().split()]
+            assert len(pids) == 2
+            assert all(map(alive, pids))
+            starter.send_signal(number)
+            assert starter.wait(30) == -number
+        finally:
+            starter.kill()
     wait_until(lambda: not any(map(alive, pids)), "the children to end")
 
 
