@@ -144,6 +144,7 @@ def main():
     counted = np.mean([len(row["counted"]) for row in {r["round"]: r for log in rows for r in log}.values()])
     apart = losses["churned"] / losses["undisturbed"] - 1
     figures = {
+        "benchmark": "churn",
         "minutes": round(spent / 60, 2),
         "rounds": rounds,
         "kills": churn.kills,

@@ -1,11 +1,11 @@
 """What the engine itself costs a round: everything but the local steps, the bytes' own journey and the outer step.
 
-    python benchmarks/engine_round.py [--workers 2] [--parameters 1000000] [--compress dense] [--record FILE]
+    python benchmarks/engine_round.py [--workers 2 4] [--parameters 1000000] [--compress dense] [--record FILE]
 
 Real processes on the loopback, each on a core of its own as far as there are cores. "quorum" is the least that any
 worker waited in a round, which is what the protocol costs; what a worker waits beyond that is for slower ones. "check"
 is the signature, the guard and the hash of the state; "rest" is what no clock covers, this program's log included. The
-last line is one JSON object; `--record` appends it to a file of several runs.
+last line is one JSON object.
 """
 
 import argparse
@@ -28,19 +28,20 @@ LIMIT_MS = 10.0
 OWN = ("quorum", "check", "rest")
 
 
-def measure(options):
+def measure(options, workers):
+    """The log of each worker, from the last round of warming up on."""
     with tempfile.TemporaryDirectory() as folder:
         task, rounds = f"synthetic:{options.parameters}", options.rounds + WARM_UP
         more = {"local_steps": 1, "batch": 8, "compress": options.compress, "pinned": True}
-        spec = Spec(0, options.workers, "", "", rounds, task, **more)
+        spec = Spec(0, workers, "", "", rounds, task, **more)
         with Fleet(folder, spec, heartbeat_timeout=5.0) as fleet:
-            for worker in range(options.workers):
+            for worker in range(workers):
                 fleet.start(worker)
-            while not all(map(fleet.done, range(options.workers))):
-                if not all(fleet.alive(w) or fleet.done(w) for w in range(options.workers)):
+            while not all(map(fleet.done, range(workers))):
+                if not all(fleet.alive(w) or fleet.done(w) for w in range(workers)):
                     raise SystemExit(fleet.errors())
                 time.sleep(0.05)
-            return [fleet.rows(w)[WARM_UP - 1 :] for w in range(options.workers)]
+            return [fleet.rows(w)[WARM_UP - 1 :] for w in range(workers)]
 
 
 def split(rows_WR):
@@ -56,40 +57,39 @@ def split(rows_WR):
     return parts
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--parameters", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--compress", default="dense")
-    parser.add_argument("--record", default="", help="file of records to add this one to")
-    options = parser.parse_args()
-    others = os.getloadavg()[0]
-    rows = measure(options)
+def figures_of(options, workers):
+    """Medians and best tenths over the rounds, printed too."""
+    rows = measure(options, workers)
     parts = split(rows)
     median = {name: round(statistics.median(values), 3) for name, values in parts.items()}
     tenth = {name: round(statistics.quantiles(values, n=10)[0], 3) for name, values in parts.items()}
+    print(f"{options.parameters:,} parameters, {workers} workers, {options.compress}; engine = {' + '.join(OWN)}")
+    for name in parts:
+        print(f"  {name:8} {median[name]:8.3f} ms (best tenth {tenth[name]:.3f})", flush=True)
+    return {"median_ms": median, "best_tenth_ms": tenth, "sent_bytes": rows[0][-1]["sent"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="one measurement for each number")
+    parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--compress", default="dense")
+    parser.add_argument("--record", default="", help="file for the figures")
+    options = parser.parse_args()
+    load = round(os.getloadavg()[0], 2)
     figures = {
-        "workers": options.workers,
+        "benchmark": "engine-round",
         "parameters": options.parameters,
         "compress": options.compress,
         "rounds": options.rounds,
-        "median_ms": median,
-        "best_tenth_ms": tenth,
         "limit_ms": LIMIT_MS,
-        "sent_bytes": rows[0][-1]["sent"],
-        "load_before": round(others, 2),
+        "load_before": load,
+        "workers": {str(workers): figures_of(options, workers) for workers in options.workers},
         **provenance(),
     }
-    print(
-        f"{options.parameters:,} parameters, {options.workers} workers, {options.compress}; engine = {' + '.join(OWN)}"
-    )
-    for name in parts:
-        print(f"  {name:8} {median[name]:8.3f} ms (best tenth {tenth[name]:.3f})")
     if options.record:
-        path = Path(options.record)
-        before = json.loads(path.read_text())["runs"] if path.exists() else []
-        write_json(path, {"runs": [*before, figures]})
+        write_json(options.record, figures)
     print(json.dumps(figures))
 
 

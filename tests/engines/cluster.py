@@ -1,5 +1,6 @@
 """Four real worker processes and a Lighthouse for a test, with their logs, and signals for any of them."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -41,6 +42,30 @@ def environment() -> dict[str, str]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """The addresses, as the kernel writes them, and the ports that a process listens on."""
+    fds = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    sockets = {link.removeprefix("socket:[").removesuffix("]") for link in fds if link.startswith("socket:[")}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            host, _, port = fields[1].partition(":")
+            if fields[3] == "0A" and fields[9] in sockets:
+                found.append((host, int(port, 16)))
+    return found
+
+
+def knock(port: int) -> None:
+    """What a stranger might say who comes across a port."""
+    for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(300), np.random.default_rng(port).bytes(5000)):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5.0) as peer:
+            peer.sendall(noise)
+            peer.shutdown(socket.SHUT_WR)
+            peer.settimeout(0.2)
+            peer.recv(1000)
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:

@@ -53,13 +53,15 @@ def work(spec: Spec) -> None:
     folder, task = Path(spec.folder), make_task(TASK)
 
     def at(point: str, round: int) -> None:
-        (folder / f"ready-{spec.worker}-{spec.born}").touch()
+        mark = folder / f"ready-{spec.worker}-{spec.born}"
+        mark.touch()
         gate = folder / f"gate-{round}"
         while point == "before quorum" and round in spec.gates and not gate.exists():
             time.sleep(0.005)
         death = spec.deaths.pop(f"{round}:{point}", None)
         if death is not None:
             os.kill(os.getpid(), death)
+            mark.touch()  # it was only stopped, and goes on
 
     for name, outer, options, compress in spec.methods:
         method = method_of(name, outer, options, compress, spec.local)

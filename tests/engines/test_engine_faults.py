@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from laconic.tasks.catalog import make_task
-from tests.engines.cluster import wait_until
+from tests.engines.cluster import knock, listening, wait_until
 from tests.engines.methods import TASK, method_of
 from tests.engines.oracle import assert_same_weights, present_of, simulate
 
@@ -15,14 +15,16 @@ NAME = "faults"
 METHOD = (NAME, "slowmo", {"gamma": 0.3, "beta": 0.5}, "dense")
 LOCAL = ("adamw", 0.003)  # whose moments stay with a worker
 LENGTH = 6  # rounds of a phase; at its end survivors wait for the test
-KILL = int(signal.SIGKILL)
+KEEPING = (0, 2)  # workers with a checkpoint of every round; the others begin afresh
+KILL, STOP = int(signal.SIGKILL), int(signal.SIGSTOP)
 # What happens in the third round of each phase: worker → (point, signal).
 PHASES: list[dict[int, tuple[str, int]]] = [
     {1: ("before quorum", KILL)},
     {2: ("between quorum and gather", KILL)},
     {0: ("between gather and commit", KILL)},
     {3: ("after commit", KILL)},
-    {1: ("between quorum and gather", int(signal.SIGSTOP))},
+    {1: ("between quorum and gather", STOP)},
+    {3: ("before quorum", STOP)},
     {0: ("between quorum and gather", KILL), 2: ("between quorum and gather", KILL)},
     {1: ("before quorum", KILL), 2: ("between quorum and gather", KILL), 3: ("between gather and commit", KILL)},
     {},  # everyone is back
@@ -43,7 +45,8 @@ class Story:
     def start(self, worker: int, phase: int) -> None:
         """With its deaths still to come."""
         deaths = {f"{LENGTH * p + 2}:{PHASES[p][worker][0]}": PHASES[p][worker][1] for p in self.mine(worker, phase)}
-        self.run.start(worker, deaths=deaths, gates=[LENGTH * p for p in range(1, len(PHASES) + 1)])
+        gates = [LENGTH * p for p in range(1, len(PHASES) + 1)]
+        self.run.start(worker, deaths=deaths, gates=gates, checkpoint_every=int(worker in KEEPING))
 
     @staticmethod
     def mine(worker: int, phase: int) -> list[int]:
@@ -65,12 +68,23 @@ class Story:
                 self.start(worker, phase + 1)
                 mark = self.run.folder / f"ready-{worker}-{self.run.births[worker]}"
             wait_until(mark.exists, f"worker {worker} to come back")
+        if phase == 0:
+            self.knock_everywhere()
         if phase == len(PHASES) - 2:
             self.run.end_lighthouse()
         self.run.open_gate(end)
         if phase == len(PHASES) - 2:
             self.run.begin_lighthouse()
             self.lighthouse_back = time.time()
+
+    def knock_everywhere(self) -> None:
+        """Nothing is to be reached from elsewhere, and who knocks from here without the token spoils nothing."""
+        for pid in self.run.pids.values():
+            doors = listening(pid)
+            assert len(doors) >= 3  # the manager's, the store's and the state's
+            assert {host for host, _ in doors} == {"0100007F"}, doors
+            for _, port in doors:
+                knock(port)
 
 
 @pytest.fixture
@@ -90,6 +104,8 @@ def test_whatever_dies_the_rest_go_on(story, standard_promotion):
     states_agree(rows)
     no_local_steps_are_lost(rows)
     everyone_comes_back(rows)
+    checkpoints_are_taken_up(rows)
+    strangers_are_counted(rows)
     gaps_are_short(rows, story.lighthouse_back)
     the_model_is_that_of_the_messages_that_counted(run, rows)
 
@@ -123,13 +139,31 @@ def everyone_comes_back(rows: dict[int, list[dict[str, Any]]]) -> None:
     assert sorted(last["losses"]) == ["0", "1", "2", "3"]
 
 
+def checkpoints_are_taken_up(rows: dict[int, list[dict[str, Any]]]) -> None:
+    """A restarted worker's first words say whether it kept anything of its own."""
+    for worker in range(4):
+        lives = {row["born"]: row for row in reversed(rows[worker])}  # the first row of each
+        for born, row in lives.items():
+            last = max((r["round"] for r in rows[worker] if r["born"] < born), default=0)
+            kept = f"resumed after round {last} from" if worker in KEEPING else "no checkpoint"
+            assert born == 0 or any(note.startswith(kept) for note in row["notes"])
+
+
+def strangers_are_counted(rows: dict[int, list[dict[str, Any]]]) -> None:
+    """By those who lived when they knocked; the first to be killed had just been started again."""
+    for worker in range(4):
+        told = [row["refused"].get("a stranger at the state port", 0) for row in rows[worker]]
+        assert max(told) == 2  # the two that said enough to be refused
+
+
 def gaps_are_short(rows: dict[int, list[dict[str, Any]]], lighthouse_back: float) -> None:
     """Between two commits of a survivor inside a phase; after the Lighthouse's death, from its return on."""
     gaps = {}
     for phase, victims in enumerate(PHASES):
         for worker in set(range(4)) - set(victims):
             at = {row["round"]: row["committed_at"] for row in rows[worker]}
-            for now in range(LENGTH * phase + 2, LENGTH * (phase + 1) + 1):
+            came = min(now for now in at if now > LENGTH * phase)  # one that was away may miss the first round
+            for now in range(came + 1, LENGTH * (phase + 1) + 1):
                 gaps[phase, worker, now] = at[now] - at[now - 1]
     first = LENGTH * (len(PHASES) - 1) + 1
     gaps["lighthouse"] = next(row["committed_at"] for row in rows[0] if row["round"] == first) - lighthouse_back
@@ -138,13 +172,17 @@ def gaps_are_short(rows: dict[int, list[dict[str, Any]]], lighthouse_back: float
 
 
 def the_model_is_that_of_the_messages_that_counted(run: Any, rows: dict[int, list[dict[str, Any]]]) -> None:
-    """The simulator, told who was there and who began afresh, arrives at the same weights."""
+    """The simulator, told who was there and who began afresh, arrives at the same weights.
+
+    Who keeps a checkpoint of every round loses nothing of its own. If it died after its message had counted, it finds
+    out: it takes the same local steps again, and the state that it takes over says that they were accepted.
+    """
     every = [row for log in rows.values() for row in log]
     present_RK = present_of(every, ROUNDS)
     restarts: dict[int, list[int]] = {}
     for phase, victims in enumerate(PHASES):
         for worker, (_, number) in victims.items():
-            if number == signal.SIGKILL:
+            if number == KILL and worker not in KEEPING:
                 restarts.setdefault(LENGTH * (phase + 1), []).append(worker)
     shared, _ = simulate(make_task(TASK), method_of(*METHOD, LOCAL), present_RK, restarts)
     for worker in range(4):

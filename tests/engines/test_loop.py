@@ -1,9 +1,11 @@
 """The training loop in one process: the simulator's numbers, going on after a stop, a full disk, a kill in a save."""
 
+import contextlib
 import dataclasses
 import errno
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -131,23 +133,39 @@ def test_it_goes_on_from_its_checkpoint(tmp_path):
     assert checkpoint.peek(tmp_path / "worker-0.safetensors")["round"] == 8
 
 
-def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path, monkeypatch):
-    made, saved = method(), []
-    real = os.fsync
+@contextlib.contextmanager
+def no_space_to_sync():
+    """A disk that turns out to be full when the bytes are due."""
 
     def full(handle):
-        if len(saved) >= 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(handle)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(atomic.os, "fsync", full)
-    reports = []
-    for report in run(made, 5, folder=tmp_path, checkpoint_every=1).rounds():
-        reports.append(report)
-        saved.append(report.round)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atomic.os, "fsync", full)
+        yield
+
+
+@contextlib.contextmanager
+def no_space_half_way():
+    """The kernel really writes a part and refuses the rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"), [(no_space_to_sync, "No space"), (no_space_half_way, "too large")], ids=["sync", "write"]
+)
+def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path, trouble, says):
+    made = method()
+    rounds = run(made, 5, folder=tmp_path, checkpoint_every=1).rounds()
+    reports = [next(rounds), next(rounds)]
+    with trouble():
+        reports += list(rounds)
     assert len(reports) == 5
-    assert [r.round for r in reports if any("No space" in note for note in r.notes)] == [3, 4, 5]
-    monkeypatch.undo()
+    assert [r.round for r in reports if any(says in note for note in r.notes)] == [3, 4, 5]
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-0.safetensors"]
     assert checkpoint.peek(tmp_path / "worker-0.safetensors")["round"] == 2
     again = list(run(made, 5, folder=tmp_path).rounds())
     assert [r.digest for r in again] == [r.digest for r in reports[2:]]
