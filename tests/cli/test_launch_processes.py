@@ -192,7 +192,7 @@ def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_pat
         token = tmp_path / "here" / "run" / "token"
         worker = ["worker", "--join", address, "--worker", "1", *FAST]
         train = ["--", *SMALL, "--rounds", "20", "--workers", "2"]
-        with started(tmp_path / "stranger", *worker, "--patience", "2", *train, LACONIC_TOKEN="guessed") as stranger:
+        with started(tmp_path / "stranger", *worker, "--patience", "30", *train, LACONIC_TOKEN="guessed") as stranger:
             _, err = finish(stranger, 1)
         (line,) = [line for line in err.splitlines() if line.startswith("error:")]
         assert "worker 1 found none of the other 1" in line
