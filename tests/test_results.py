@@ -21,7 +21,9 @@ from laconic.store.runlog import plain, read
 from laconic.zoo import load, published
 
 ROOT = Path(__file__).parents[1]
-RUNS = sorted(path.parent for path in (ROOT / "results").glob("*/records.jsonl"))
+RUNS = sorted(
+    path.parent for name in ("*", "missing-workers/*") for path in (ROOT / "results").glob(f"{name}/records.jsonl")
+)
 SWEEPS = sorted(path.parent for path in (ROOT / "results").glob("sweeps/*/records.jsonl"))
 DOCS = (ROOT / "docs" / "results.md").read_text()
 LABELS = {"lopt-a": "LOpt-A", "lagg-a": "LAgg-A", "lopt": "LOpt", "lagg": "LAgg"}  # what experiments call them

@@ -18,7 +18,7 @@ from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Sna
 from laconic.engines.gloo import Channel
 from laconic.engines.membership import Card, Plan
 from laconic.engines.presence import PAUSE, Presence
-from laconic.engines.transfer import StateServer, fetch_state
+from laconic.engines.transfer import StateServer, answers, fetch_state
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive
 
@@ -32,7 +32,8 @@ class Timeouts:
     gather: for everyone's bytes to arrive once all agreed · heal: for a state to arrive
     heartbeat: between signs of life; the Lighthouse decides how many may be missed
     ask: for the answer to one question about who is there; not shorter than workers usually wait for each other
-    patience: to wait for all workers at the very start · grace: for old peers after a Lighthouse was lost
+    patience: to wait for all workers at the very start
+    grace: for old peers that do not answer, after a Lighthouse was lost
     lost: without any quorum before giving up; longer than the local steps of the slowest worker
     """
 
@@ -112,7 +113,7 @@ class TorchFTEngine:
             structure=self._structure,
             store=self._channel.address,
             state=f"{self._host}:{self._state.port}",
-            awaits=self._awaits if time.monotonic() < self._awaits_until else (),
+            awaits=self._still_awaited(),
         )
         seconds, shown = self._timeouts, card.show(self._seal)
         texts = self._presence.ask(round + 1, shown, not self._channel.key, seconds.ask, seconds.lost)
@@ -136,6 +137,14 @@ class TorchFTEngine:
 
     def _await(self, workers: tuple[int, ...], seconds: float) -> None:
         self._awaits, self._awaits_until = workers, time.monotonic() + seconds
+
+    def _still_awaited(self) -> tuple[int, ...]:
+        """All of them for a while; then those who answer when spoken to, who are only slow to find the Lighthouse."""
+        if self._awaits and time.monotonic() >= self._awaits_until:
+            cards, seconds = () if self._plan is None else self._plan.cards, self._timeouts.grace
+            reached = {c.worker for c in cards if c.worker != self.worker and answers(self._seal, c.state, seconds)}
+            self._await(tuple(w for w in self._awaits if w in reached), seconds)
+        return self._awaits
 
     def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
         """An all-gather of one frame a worker, in the order of worker ids."""

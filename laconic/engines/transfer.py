@@ -19,6 +19,7 @@ REQUEST = struct.Struct("<4s16sQ32s32s")  # magic nonce round digest signature
 ANSWER = struct.Struct("<Q32s")  # length signature
 MAGIC = b"LACS"
 PIECE = 1 << 20
+NOBODYS = bytes(32)  # the digest of no state
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -74,19 +75,33 @@ def _answer(peer: socket.socket, seal: Seal, snapshot: Snapshot, counts: Counts)
 
 def fetch_state(seal: Seal, address: str, now: int, digest: Digest, timeout: float, counts: Counts) -> bytes:
     """The bytes of that state from the peer at `address`."""
-    nonce = secrets.token_bytes(16)
-    head = REQUEST.pack(MAGIC, nonce, now, digest, bytes(32))[:-32]
     try:
-        with socket.create_connection(split_address(address), timeout) as peer:
-            peer.sendall(head + seal.sign(head))
-            length, signature = ANSWER.unpack(_receive(peer, ANSWER.size))
-            body = _receive(peer, length)
+        signed, body = _question(seal, address, now, digest, timeout)
     except OSError as error:
         raise Interrupted(f"fetching the state of round {now} from {address} failed: {error}.") from error
-    counts.received += ANSWER.size + length
-    if not seal.verify(signature, nonce, body) or not length:
+    counts.received += ANSWER.size + len(body)
+    if not signed or not body:
         raise Interrupted(f"{address} did not give the state of round {now}.")
     return body
+
+
+def answers(seal: Seal, address: str, timeout: float) -> bool:
+    """Whether one of us is at `address`: it is asked for a state that nobody holds, and says so."""
+    try:
+        return _question(seal, address, 0, NOBODYS, timeout)[0]
+    except OSError:
+        return False
+
+
+def _question(seal: Seal, address: str, now: int, digest: Digest, timeout: float) -> tuple[bool, bytes]:
+    """Whether the answer bears our signature, and the answer."""
+    nonce = secrets.token_bytes(16)
+    head = REQUEST.pack(MAGIC, nonce, now, digest, bytes(32))[:-32]
+    with socket.create_connection(split_address(address), timeout) as peer:
+        peer.sendall(head + seal.sign(head))
+        length, signature = ANSWER.unpack(_receive(peer, ANSWER.size))
+        body = _receive(peer, length)
+    return seal.verify(signature, nonce, body), body
 
 
 def _receive(peer: socket.socket, size: int) -> bytes:

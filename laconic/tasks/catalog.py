@@ -18,7 +18,7 @@ from laconic.tasks.classifier import classifier_task, stateful_classifier_task
 from laconic.tasks.cnn import CNN, NormCNN
 from laconic.tasks.layers import Statistics
 from laconic.tasks.lm import byte_lm_task
-from laconic.tasks.mlp import MLP
+from laconic.tasks.mlp import ACTIVATIONS, MLP
 
 Options = Mapping[str, Any]
 LARGEST = 1_000_000  # of any size in a spec
@@ -42,7 +42,7 @@ def _image_shape(dataset: Dataset) -> tuple[int, ...]:
 
 def _mlp(hidden_layers: int, name: str, dataset: Dataset, options: Options) -> Task:
     sizes = (math.prod(_image_shape(dataset)), *[options["width"]] * hidden_layers, dataset.classes)
-    return classifier_task(name, lambda key: MLP(key, sizes), dataset)
+    return classifier_task(name, lambda key: MLP(key, sizes, options["activation"]), dataset)
 
 
 def _cnn(name: str, dataset: Dataset, options: Options) -> Task:
@@ -90,9 +90,11 @@ def _text(options: Options) -> Dataset:
     return text.load(options["file"] or None, options["context"])
 
 
+_CHOICES = {"split": ("80/10/10", "all"), "activation": tuple(ACTIVATIONS)}
 _mlp2, _mlp3 = partial(_mlp, 2), partial(_mlp, 3)
 _SPLIT = {"split": "80/10/10"}
-_SMALL, _WIDE, _CHANNELS, _FOLDER = {"width": 64}, {"width": 128} | _SPLIT, {"width": 32} | _SPLIT, {"folder": ""}
+_RELU, _FOLDER = {"activation": "relu"}, {"folder": ""}
+_SMALL, _WIDE, _CHANNELS = {"width": 64} | _RELU, {"width": 128} | _RELU | _SPLIT, {"width": 32} | _SPLIT
 _DECODER = {"file": "", "context": 64, "hidden": 64, "heads": 4, "layers": 2}
 
 TASKS: dict[str, Entry] = {
@@ -136,8 +138,9 @@ def parse_spec(spec: str) -> tuple[str, Options]:
         if key not in options:
             raise unknown(f"option of task {name}", key, options)
         options[key] = value if isinstance(options[key], str) else _positive(spec, key, value)
-    if options.get("split", "all") not in ("all", _SPLIT["split"]):
-        raise LaconicError(f"task {spec!r}: split is {_SPLIT['split']} or all, got {options['split']!r}.")
+    for key, known in _CHOICES.items():
+        if options.get(key, known[0]) not in known:
+            raise LaconicError(f"task {spec!r}: {key} is {' or '.join(known)}, got {options[key]!r}.")
     return name, options
 
 

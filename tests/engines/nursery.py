@@ -47,10 +47,11 @@ class Spec:
     local: tuple[str, float] = ("sgd", GAMMA)
     checkpoint_every: int = 0
     born: int = 0
+    task: str = TASK
 
 
 def work(spec: Spec) -> None:
-    folder, task = Path(spec.folder), make_task(TASK)
+    folder, task = Path(spec.folder), make_task(spec.task)
 
     def at(point: str, round: int) -> None:
         mark = folder / f"ready-{spec.worker}-{spec.born}"

@@ -8,7 +8,7 @@ import pytest
 
 from laconic.tasks.catalog import make_task
 from tests.engines.cluster import knock, listening, wait_until
-from tests.engines.methods import TASK, method_of
+from tests.engines.methods import SMOOTH, method_of
 from tests.engines.oracle import assert_same_weights, present_of, simulate
 
 NAME = "faults"
@@ -89,7 +89,7 @@ class Story:
 
 @pytest.fixture
 def story(cluster):
-    run = cluster(rounds=ROUNDS, methods=[METHOD], local=LOCAL)
+    run = cluster(rounds=ROUNDS, methods=[METHOD], local=LOCAL, task=SMOOTH)
     told = Story(run)
     for phase in range(len(PHASES)):
         told.play(phase)
@@ -184,6 +184,6 @@ def the_model_is_that_of_the_messages_that_counted(run: Any, rows: dict[int, lis
         for worker, (_, number) in victims.items():
             if number == KILL and worker not in KEEPING:
                 restarts.setdefault(LENGTH * (phase + 1), []).append(worker)
-    shared, _ = simulate(make_task(TASK), method_of(*METHOD, LOCAL), present_RK, restarts)
+    shared, _ = simulate(make_task(SMOOTH), method_of(*METHOD, LOCAL), present_RK, restarts)
     for worker in range(4):
         assert_same_weights(run.weights(NAME, worker), shared, f"worker {worker}")

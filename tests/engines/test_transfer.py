@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from laconic.engines.base import Counts, Interrupted
-from laconic.engines.transfer import ANSWER, StateServer, fetch_state, split_address
+from laconic.engines.transfer import ANSWER, REQUEST, StateServer, answers, fetch_state, split_address
 from laconic.engines.wire import Seal
 
 SEAL = Seal.of("secret", "run")
@@ -38,11 +38,25 @@ def test_a_state_that_is_gone_is_said_so(server):
         fetch_state(SEAL, server[0], 8, DIGEST, 5.0, Counts(0, 0, {}))
 
 
+def test_who_lives_answers(server):
+    address, counts = server
+    assert answers(SEAL, address, 5.0)
+    assert counts.refused == {}
+    assert not answers(Seal.of("guess", "run"), address, 5.0)
+
+
+def test_who_is_gone_stopped_or_someone_else_does_not_answer():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert not answers(SEAL, address, 0.05)  # the kernel takes the call, nobody the question
+    assert not answers(SEAL, address, 5.0)
+
+
 def test_a_stranger_gets_nothing_and_is_counted(server):
     address, counts = server
     with pytest.raises(Interrupted, match="failed"):
         fetch_state(Seal.of("guess", "run"), address, 7, DIGEST, 5.0, Counts(0, 0, {}))
-    for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200)):
+    for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(REQUEST.size)):
         with socket.create_connection(split_address(address), 5.0) as peer:
             peer.sendall(noise)
             peer.shutdown(socket.SHUT_WR)

@@ -137,6 +137,17 @@ def test_resuming_a_finished_run_changes_nothing(finished, task):
     assert (folder / RECORDS).read_bytes() == before
 
 
+def test_missing_workers_are_in_the_config_the_run_and_the_report(task, tmp_path, raises_clearly):
+    one = replace(SMALL, optimizers=("local-sgd:gamma=0.02",), rounds=3, seeds=1, missing=2)
+    folder, records = compare(replace(one, out=tmp_path / "two"), task)
+    _, everyone = compare(replace(one, missing=0, out=tmp_path / "none"), task)
+    assert records[0]["config"]["missing"] == 2
+    assert np.all(np.array(records[1]["train"]) != np.array(everyone[1]["train"]))  # already the first: of two only
+    assert "4 workers, 2 missing from each round" in (folder / "report.html").read_text()
+    with raises_clearly("4 workers", "0 to 3", "got 4"):
+        compare(replace(one, missing=4, out=tmp_path / "all"), task)
+
+
 def test_nan_stops_with_the_last_good_checkpoint_and_can_go_on(task, tmp_path):
     folder = tmp_path / "run"
     config = _with(SMALL, optimizers=("local-sgd:gamma=30",), out=folder, rounds=40)

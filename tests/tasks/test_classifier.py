@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from laconic.tasks import mlp
 from laconic.tasks.classifier import classifier_task, images, score, stateful_classifier_task
 from laconic.tasks.cnn import CNN, NormCNN
 from laconic.tasks.layers import Statistics
-from laconic.tasks.mlp import MLP
 
 KEY = jax.random.key(0)
 
@@ -35,15 +35,24 @@ def test_images_are_only_divided_by_255():
     assert y.tolist() == [3]
 
 
-def test_mlp_task_against_numpy(image_set, started):
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "gelu": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
+def test_mlp_task_against_numpy(activation, image_set, started):
     dataset = image_set(4, 3, 1)
-    task = classifier_task("mlp", lambda key: MLP(key, (12, 5, 6, 10)), dataset)
+    task = classifier_task("mlp", lambda key: mlp.MLP(key, (12, 5, 6, 10), activation), dataset)
     params, state = started(task)
     batch = task.feed.splits["train"]
     x = np.asarray(batch["x"], np.float64).reshape(20, 12) / 255
     for i, layer in enumerate(params.layers):
         x = x @ np.asarray(layer.weight, np.float64) + np.asarray(layer.bias, np.float64)
-        x = np.maximum(x, 0) if i < 2 else x
+        x = ACTIVATIONS[activation](x) if i < 2 else x
     loss, aux = jax.jit(task.loss)(params, state, batch, KEY)
     assert float(loss) == pytest.approx(cross_entropy(x, batch["y"]), rel=1e-5)
     accuracy = np.mean(x.argmax(1) == np.asarray(batch["y"]))
