@@ -12,7 +12,7 @@ from laconic.errors import LaconicError
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft's own log tells every quorum in full
 try:
-    from torchft.coordination import LighthouseClient, ManagerClient, ManagerServer
+    from torchft.coordination import LighthouseClient, ManagerServer
 except ImportError as error:
     raise LaconicError(f"this engine needs torchft ({error}): pip install 'laconic[torchft]'.") from error
 
@@ -22,7 +22,11 @@ CONNECT = timedelta(seconds=5)
 
 
 class Presence:
-    """A torchft manager for one process. `replaced` says whether the last answer came from another Lighthouse."""
+    """A torchft manager, which gives the signs of life of one process, and the questions that this one asks.
+
+    The manager would ask for us, but what a Lighthouse takes along when it dies it waits for in vain; asked directly,
+    the broken connection tells at once. `replaced` says whether the last answer came from another Lighthouse.
+    """
 
     def __init__(self, name: str, lighthouse: str, bind: str, host: str, store: str, heartbeat: float, patience: float):
         """`heartbeat` seconds between signs of life; `patience` for the Lighthouse to be there."""
@@ -49,18 +53,17 @@ class Presence:
             connect_timeout=CONNECT,
             quorum_retries=0,
         )
-        self._client = ManagerClient(self._server.address(), connect_timeout=CONNECT)
+        self._client = LighthouseClient(self._lighthouse, CONNECT)
 
-    def ask(self, step: int, card: str, broken: bool, timeout: float, lost: float) -> list[str] | None:
+    def ask(self, step: int, card: str, timeout: float, lost: float) -> list[str] | None:
         """Show a card; everyone's cards as soon as all are there, or None if there was no answer.
 
-        A Lighthouse that dies takes the question along, and torchft would wait in vain. So the question is asked on a
-        thread while this one looks whether the Lighthouse still lives; asking anew just in case would leave the first
-        question standing there, for others to take for a member. `lost`: seconds to wait for a dead one to come back.
+        A machine that loses its power breaks no connection. So the question is asked on a thread while this one looks
+        whether the Lighthouse still lives; asking anew just in case would leave the first question standing there, for
+        others to take for a member. `lost`: seconds to wait for a dead one to come back.
         """
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        question = {"step": step, "commit_failures": int(broken), "reconfigure_handle": card}
-        threading.Thread(target=self._ask, args=(question, timeout, answers), daemon=True).start()
+        threading.Thread(target=self._ask, args=(step, card, timeout, answers), daemon=True).start()
         while True:
             try:
                 answer = answers.get(timeout=LOOK)
@@ -69,20 +72,20 @@ class Presence:
                     continue
                 answer = RuntimeError()
             if isinstance(answer, RuntimeError):
-                self._server.shutdown()  # leaves behind what torchft still had under way with the old one
+                self._server.shutdown()
                 self._join(lost)
                 return None
             if isinstance(answer, TimeoutError):
                 return None
             if isinstance(answer, Exception):
                 raise answer
-            self._compare(answer.quorum_id, tuple(answer.replica_ids))
-            return answer.reconfigure_handles
+            self._compare(answer.quorum_id, tuple(sorted(member.replica_id for member in answer.participants)))
+            return [_card(member.data) for member in answer.participants]
 
-    def _ask(self, question: dict[str, Any], timeout: float, answers: "queue.SimpleQueue[Any]") -> None:
-        rest = {"group_rank": 0, "checkpoint_metadata": "", "shrink_only": False, "init_sync": False}
+    def _ask(self, step: int, card: str, timeout: float, answers: "queue.SimpleQueue[Any]") -> None:
         try:
-            answers.put(self._client._quorum(timeout=timedelta(seconds=timeout), **question, **rest))
+            limit, store = timedelta(seconds=timeout), self._store
+            answers.put(self._client.quorum(self._name, limit, store_address=store, step=step, data={"card": card}))
         except Exception as error:  # handed to the one who waits
             answers.put(error)
 
@@ -94,6 +97,12 @@ class Presence:
     def close(self) -> None:
         """No more signs of life."""
         self._server.shutdown()
+
+
+def _card(data: Any) -> str:
+    """What a member shows; a stranger may have brought anything."""
+    card = data.get("card") if isinstance(data, dict) else None
+    return card if isinstance(card, str) else ""
 
 
 def _lives(lighthouse: str, name: str) -> bool:

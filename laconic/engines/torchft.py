@@ -116,7 +116,7 @@ class TorchFTEngine:
             awaits=self._still_awaited(),
         )
         seconds, shown = self._timeouts, card.show(self._seal)
-        texts = self._presence.ask(round + 1, shown, not self._channel.key, seconds.ask, seconds.lost)
+        texts = self._presence.ask(round + 1, shown, seconds.ask, seconds.lost)
         if texts is None:
             self._await_peers()
             return None

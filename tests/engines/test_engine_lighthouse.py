@@ -34,7 +34,7 @@ def pair(lighthouse):
     """Two workers that have met."""
     from laconic.engines.torchft import Timeouts, TorchFTEngine
 
-    address, timeouts = lighthouse(), Timeouts(grace=0.05, lost=60.0, ask=20.0, heartbeat=0.05)
+    address, timeouts = lighthouse(), Timeouts(grace=0.05, lost=60.0, ask=600.0, heartbeat=0.05)
     engines = [TorchFTEngine(worker, 2, address, SEAL, timeouts=timeouts) for worker in range(2)]
     with ThreadPoolExecutor(2) as threads:
         for engine in engines:
@@ -63,3 +63,13 @@ def test_a_peer_that_is_gone_is_left_behind(pair, lighthouse):
     late.close()
     lighthouse()
     assert threads.submit(early.quorum, 1, DIGEST).result(60).workers == (0,)
+
+
+def test_what_a_lighthouse_took_along_is_asked_again_at_once(pair, lighthouse):
+    """Even if the next one is there before anyone could look whether it was gone."""
+    (early, late), threads = pair
+    first = threads.submit(early.quorum, 1, DIGEST)
+    wait_until(lambda: early._turn == 2, "the question")
+    lighthouse()
+    assert late.quorum(1, DIGEST).workers == (0, 1)
+    assert first.result(60).workers == (0, 1)
