@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.tasks.lm import ByteDecoder, byte_lm_task, next_bytes
+from laconic.tasks.lm import Decoder, lm_task, next_tokens
 
 
 @pytest.fixture(scope="module")
 def decoder():
     """A small decoder whose every array, biases and scales too, holds something."""
-    shapes = eqx.filter_eval_shape(
-        ByteDecoder, jax.random.key(0), vocabulary=11, context=6, hidden=8, heads=2, layers=2
-    )
+    shapes = eqx.filter_eval_shape(Decoder, jax.random.key(0), vocabulary=11, context=6, hidden=8, heads=2, layers=2)
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda a: rng.normal(0, 0.5, a.shape).astype(np.float32), shapes)
 
@@ -87,14 +85,14 @@ def test_a_shorter_text_is_read_alike(decoder):
     )
 
 
-def test_targets_are_the_next_bytes():
-    x, y = next_bytes({"x": jnp.array([[10, 20, 200, 40]], dtype=jnp.uint8)})
+def test_targets_are_the_next_tokens():
+    x, y = next_tokens({"x": jnp.array([[10, 20, 200, 40]], dtype=jnp.uint8)})
     assert x.tolist() == [[10, 20, 200]]
     assert y.tolist() == [[20, 200, 40]]
 
 
 def test_loss_is_in_nats_a_byte(text_set, started):
-    task = byte_lm_task("lm", text_set(8), context=8, hidden=8, heads=2, layers=1)
+    task = lm_task("lm", text_set(8), context=8, hidden=8, heads=2, layers=1)
     params, state = started(task)
     zeros = jax.tree.map(np.zeros_like, params.head)
     nothing = eqx.tree_at(lambda p: p.head, params, zeros)
