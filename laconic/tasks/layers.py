@@ -82,7 +82,7 @@ CONVOLUTIONS: dict[str, Convolve] = {"product": same_conv, "xla": xla_conv}
 
 def max_pool(x_BHWC: jax.Array, size: int, stride: int) -> jax.Array:
     """The largest value of each window, "SAME" padding: [B, H, W, C] → [B, ⌈H/stride⌉, ⌈W/stride⌉, C]."""
-    least = jnp.array(-jnp.inf, x_BHWC.dtype)
+    least = np.array(-np.inf, x_BHWC.dtype)  # an array of JAX would hide from it that this is a maximum
     return jax.lax.reduce_window(x_BHWC, least, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), "SAME")
 
 

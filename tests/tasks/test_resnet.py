@@ -146,6 +146,17 @@ def test_the_pool_takes_the_largest():
         np.testing.assert_array_equal(got[:, i, j], padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((1, 2)))
 
 
+def test_the_pools_gradient_goes_to_the_largest():
+    x = np.random.default_rng(0).permutation(4 * 4 * 2).reshape(1, 4, 4, 2).astype(np.float32)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(max_pool(x, 3, 2) * 10)))(x)
+    expected = np.zeros_like(x)
+    for i, j, c in np.ndindex(2, 2, 2):  # XLA's "SAME" of 4: nothing before, one after
+        window = x[0, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3, c]
+        a, b = np.unravel_index(window.argmax(), window.shape)
+        expected[0, 2 * i + a, 2 * j + b, c] += 10
+    np.testing.assert_array_equal(gradient, expected)
+
+
 @pytest.mark.parametrize(("blocks", "published"), [((3, 4, 6, 3), 25_557_032), ((3, 8, 36, 3), 60_192_808)])
 def test_the_published_sizes(blocks, published):
     """ResNet-50 and -152 at 224×224 and 1000 classes; nothing is allocated."""
