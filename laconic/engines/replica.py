@@ -130,7 +130,9 @@ class Programs:
             return None
         batch = next(iter(feed.batches()))
         if count_rows(batch) != self.B:
-            raise LaconicError(f"the stream's batches have {count_rows(batch)} examples, but the setting says {self.B}.")
+            raise LaconicError(
+                f"the stream's batches have {count_rows(batch)} examples, but the setting says {self.B}."
+            )
         lead = (len(self.mine), self.H)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *np.shape(x)), jnp.asarray(x).dtype), batch)
 
