@@ -42,7 +42,7 @@ def _methods(entries: Mapping[str, Entry]) -> None:
 
 def _line(name: str, summary: str, options: str) -> None:
     tail = f" [dim]({escape(options)})[/]" if options else ""
-    out.print(f"[bold cyan]{name:<17}[/] {escape(summary)}{tail}", highlight=False, soft_wrap=True)
+    out.print(f"[bold cyan]{name:<20}[/] {escape(summary)}{tail}", highlight=False, soft_wrap=True)
 
 
 def _no_arguments(command: str, argv: Sequence[str]) -> None:

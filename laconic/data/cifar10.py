@@ -86,6 +86,6 @@ def records(path: Path, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     return channel_major(table[:, 1:]), labels
 
 
-def channel_major(pixels: np.ndarray) -> np.ndarray:
-    """Rows of 3072 bytes, all red, all green, all blue, as images [N, 32, 32, 3]."""
-    return np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+def channel_major(pixels: np.ndarray, side: int = 32) -> np.ndarray:
+    """Rows of bytes, all red, all green, all blue, as images [N, side, side, 3]."""
+    return np.ascontiguousarray(pixels.reshape(-1, 3, side, side).transpose(0, 2, 3, 1))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from laconic.data.feed import Resident
+from laconic.data.feed import Feed, Resident
 
 SEED = 20240604  # changing it changes every published number
 
@@ -13,9 +13,14 @@ SEED = 20240604  # changing it changes every published number
 class Dataset(NamedTuple):
     """A feed with its number of classes, and where it was read from (for the records of a run)."""
 
-    feed: Resident
+    feed: Feed
     classes: int
     source: str
+
+
+def image_shape(dataset: Dataset) -> tuple[int, ...]:
+    """Height, width and channels of a data set of images, by any split that is held: a stream holds no train split."""
+    return next(iter(dataset.feed.splits.values()))["x"].shape[1:]
 
 
 def permutation(n: int) -> np.ndarray:

@@ -1,7 +1,9 @@
-"""A plain text file as bytes, for next-byte prediction; Python's own standard library where no file is given.
+"""A plain text file as tokens, for next-token prediction; Python's own standard library where no file is given.
 
-The train split is one flat array: an example is a window of context + 1 bytes at any offset. Held-out splits are
-rows of non-overlapping windows, at most 512 of them (evenly spread), so that evaluation stays cheap.
+The text is dealt out to the splits by pages, or by lines where each is a sentence of its own, and then encoded: bytes,
+or byte pairs learned from the train split. That split is one flat array: an example is a window of context + 1 tokens
+at any offset. Held-out splits are rows of non-overlapping windows, at most 512 of them (evenly spread), so that
+evaluation stays cheap.
 """
 
 import hashlib
@@ -13,22 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from laconic.data.bpe import BYTES, learned_once
 from laconic.data.feed import Arrays, Batch, Resident
 from laconic.data.locate import find, plain, search_path
 from laconic.data.splits import Dataset, divide, permutation
 from laconic.errors import LaconicError, require_positive
 
-CLASSES = 256
 LIBRARY_BYTES = 4_000_000
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "idlelib", "lib2to3"}
 HELD_OUT_ROWS = 512
 PAGE_WINDOWS = 64  # the split deals out pages, so that few training windows span two places of the text
-LEAST_PAGES = 20
+LEAST_PAGES = 20  # and lines
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Gathers rows of `width` bytes: from any offset of a flat array, or the given rows of a table."""
+    """Gathers rows of `width` tokens: from any offset of a flat array, or the given rows of a table."""
 
     width: int
 
@@ -43,7 +45,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class CountWindows:
-    """How many windows of `width` bytes a flat array or a table of them holds."""
+    """How many windows of `width` tokens a flat array or a table of them holds."""
 
     width: int
 
@@ -53,24 +55,45 @@ class CountWindows:
         return leaf.shape[0] - self.width + 1 if leaf.ndim == 1 else leaf.shape[0]
 
 
-def load(file: str | None = None, context: int = 64) -> Dataset:
+def load(file: str | None = None, context: int = 64, *, vocabulary: int = BYTES, lines: bool = False) -> Dataset:
     """A text with 72 % of its pages for training, 9 % each for validation and outer validation, 10 % for test.
 
-    Batches are {"x": uint8 [B, context + 1]}. `file` is a path, or a name below the search path. The source names
-    the text's sha256, since the standard library differs between Python versions.
+    Batches are {"x": [B, context + 1]}, uint8 for bytes and uint16 for a larger vocabulary of byte pairs. `file` is a
+    path, or a name below the search path. With `lines` it is lines that are dealt out, not pages. The source names the
+    text's sha256, since the standard library differs between Python versions.
     """
     require_positive(context=context)
     text, name = (library(), "Python's standard library") if file is None else read(file)
     width = context + 1
-    pages = paginate(text, width, name)
-    order = permutation(len(pages))
-    test, rest = np.split(order, [len(pages) // 10])
-    splits = {"train": {"x": jnp.asarray(pages[np.sort(rest[divide(len(rest))["train"]])].reshape(-1))}}
-    held_out = {"test": test} | {split: rest[divide(len(rest))[split]] for split in ("valid", "outer_valid")}
-    for split, which in held_out.items():
-        splits[split] = {"x": jnp.asarray(spread(pages[np.sort(which)].reshape(-1, width), HELD_OUT_ROWS))}
+    pieces = sentences(text, name) if lines else [page.tobytes() for page in paginate(text, width, name)]
+    parts = {split: b"".join(pieces[i] for i in np.sort(which)) for split, which in deal(len(pieces)).items()}
+    tokens = encoded(parts, vocabulary)
+    for split, found in tokens.items():
+        if len(found) < width:
+            raise LaconicError(
+                f"{name} leaves {len(found)} tokens for the split {split!r}, too few for a context of {context}: "
+                "give a longer text or a shorter context."
+            )
+    splits = {"train": {"x": jnp.asarray(tokens.pop("train"))}}
+    for split, found in tokens.items():
+        rows = found[: len(found) // width * width].reshape(-1, width)
+        splits[split] = {"x": jnp.asarray(spread(rows, HELD_OUT_ROWS))}
     source = f"{Path(name).name}, {len(text)} bytes, sha256:{hashlib.sha256(text).hexdigest()}"
-    return Dataset(Resident(splits, Windows(width), CountWindows(width)), CLASSES, source)
+    return Dataset(Resident(splits, Windows(width), CountWindows(width)), vocabulary, source)
+
+
+def deal(n: int) -> dict[str, np.ndarray]:
+    """Which of n pieces each split gets."""
+    test, rest = np.split(permutation(n), [n // 10])
+    return {split: rest[which] for split, which in divide(len(rest)).items()} | {"test": test}
+
+
+def encoded(parts: dict[str, bytes], vocabulary: int) -> dict[str, np.ndarray]:
+    """Each split's tokens; the train split alone decides what they are."""
+    if vocabulary == BYTES:
+        return {split: np.frombuffer(part, np.uint8) for split, part in parts.items()}
+    pairs = learned_once(parts["train"], vocabulary)
+    return {split: pairs.encode(part) for split, part in parts.items()}
 
 
 def read(file: str) -> tuple[bytes, str]:
@@ -95,6 +118,14 @@ def library(root: Path | None = None, limit: int = LIBRARY_BYTES) -> bytes:
         if len(text) >= limit:
             break
     return bytes(text[:limit])
+
+
+def sentences(text: bytes, name: str) -> list[bytes]:
+    """The lines that are not empty, each with its end."""
+    found = [line.rstrip(b"\r\n") + b"\n" for line in text.split(b"\n") if line.strip()]
+    if len(found) < LEAST_PAGES:
+        raise LaconicError(f"{name} has {len(found)} lines, too few to split: give {LEAST_PAGES}, or leave out lines.")
+    return found
 
 
 def paginate(text: bytes, width: int, name: str) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from laconic.client import Controlled, Message, Shared
 from laconic.compress import DENSE
-from laconic.data.feed import Streamed
+from laconic.data.feed import Streamed, count_rows
 from laconic.engines import guard
 from laconic.engines.base import Digest
 from laconic.engines.body import WORD, fold, unpack
@@ -129,6 +129,10 @@ class Programs:
         if not isinstance(feed, Streamed):
             return None
         batch = next(iter(feed.batches()))
+        if count_rows(batch) != self.B:
+            raise LaconicError(
+                f"the stream's batches have {count_rows(batch)} examples, but the setting says {self.B}."
+            )
         lead = (len(self.mine), self.H)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *np.shape(x)), jnp.asarray(x).dtype), batch)
 

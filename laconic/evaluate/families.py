@@ -5,7 +5,7 @@ An outer optimizer whose registry line gives it a row is one by itself; others a
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,22 +22,31 @@ Numbers = Mapping[str, float]  # a grid point: hyper-parameter → value
 Parts = tuple[Client, OuterOptimizer]
 
 DECAYS = {"beta", "momentum"}  # in [0, 1); every other hyper-parameter is a rate, above 0
+WORKERS = ("clip", "decay")  # of every method with local steps, where a grid names them
 
 
-def local_sgd(task: Task, gamma: Number) -> Parts:
+def worker(gamma: Number, clip: Number, decay: Number) -> optax.GradientTransformation:
+    """SGD as `LocalOptimizer` describes it, of traced numbers; None: neither clipped nor decayed."""
+    first = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    first += [] if decay is None else [optax.add_decayed_weights(decay)]
+    return optax.chain(*first, optax.sgd(gamma)) if first else optax.sgd(gamma)
+
+
+def local_sgd(task: Task, gamma: Number, clip: Number = None, decay: Number = None) -> Parts:
     """Stich (2019)."""
-    return local_client(task, optax.sgd(gamma)), OUTER["average"].make()
+    return local_client(task, worker(gamma, clip, decay)), OUTER["average"].make()
 
 
-def slowmo(task: Task, gamma: Number, alpha: Number, beta: Number) -> Parts:
+def slowmo(task: Task, gamma: Number, alpha: Number, beta: Number, clip: Number = None, decay: Number = None) -> Parts:
     """Wang et al. (2019)."""
-    return local_client(task, optax.sgd(gamma)), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
+    return local_client(task, worker(gamma, clip, decay)), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
 
 
-def diloco(task: Task, gamma: Number, lr: Number, momentum: Number) -> Parts:
+def diloco(task: Task, gamma: Number, lr: Number, momentum: Number, clip: Number = None, decay: Number = None) -> Parts:
     """Douillard et al. (2024)."""
-    client = local_client(task, LOCAL_OPTIMIZERS["adamw"](gamma, 0.0))
-    return client, OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
+    adamw = LOCAL_OPTIMIZERS["adamw"](gamma, 0.0 if decay is None else decay)
+    tx = adamw if clip is None else optax.chain(optax.clip_by_global_norm(clip), adamw)
+    return local_client(task, tx), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
 
 
 def synchronous_sgd(task: Task, alpha: Number) -> Parts:
@@ -50,26 +59,26 @@ def synchronous_adam(task: Task, alpha: Number) -> Parts:
     return gradient_client(task), from_optax(optax.adam(alpha))
 
 
-def fedavgm(task: Task, gamma: Number, eta: Number, beta: Number) -> Parts:
+def fedavgm(task: Task, gamma: Number, eta: Number, beta: Number, clip: Number = None, decay: Number = None) -> Parts:
     """Hsu et al. (2019)."""
-    return local_client(task, optax.sgd(gamma)), OUTER["fedavgm"].make(eta=eta, beta=beta)
+    return local_client(task, worker(gamma, clip, decay)), OUTER["fedavgm"].make(eta=eta, beta=beta)
 
 
-def fedprox(task: Task, gamma: Number, mu: Number) -> Parts:
+def fedprox(task: Task, gamma: Number, mu: Number, clip: Number = None, decay: Number = None) -> Parts:
     """Li et al. (2020)."""
-    return proximal_client(task, optax.sgd(gamma), mu), OUTER["average"].make()
+    return proximal_client(task, worker(gamma, clip, decay), mu), OUTER["average"].make()
 
 
-def scaffold(task: Task, gamma: Number) -> Parts:
+def scaffold(task: Task, gamma: Number, clip: Number = None, decay: Number = None) -> Parts:
     """Karimireddy et al. (2020), with the server's rate at 1."""
-    return scaffold_client(task, optax.sgd(gamma), gamma), OUTER["average"].make()
+    return scaffold_client(task, worker(gamma, clip, decay), gamma), OUTER["average"].make()
 
 
 def _adaptive(name: str) -> Callable[..., Parts]:
     """Reddi et al. (2020), with their own constants but for the two rates."""
 
-    def make(task: Task, gamma: Number, eta: Number) -> Parts:
-        return local_client(task, optax.sgd(gamma)), OUTER[name].make(eta=eta)
+    def make(task: Task, gamma: Number, eta: Number, clip: Number = None, decay: Number = None) -> Parts:
+        return local_client(task, worker(gamma, clip, decay)), OUTER[name].make(eta=eta)
 
     return make
 
@@ -99,25 +108,32 @@ def parts_of(method: str, task: Task, numbers: Mapping[str, Number]) -> Parts:
     """The client and the outer optimizer at a point."""
     if method in FAMILIES:
         return FAMILIES[method](task, **numbers)
-    own = {name: value for name, value in numbers.items() if name != "gamma"}
-    return local_client(task, optax.sgd(numbers["gamma"])), OUTER[method].make(**own)
+    own = {name: value for name, value in numbers.items() if name not in ("gamma", *WORKERS)}
+    tx = worker(numbers["gamma"], *(numbers.get(name) for name in WORKERS))
+    return local_client(task, tx), OUTER[method].make(**own)
 
 
 def names_of(method: str) -> tuple[str, ...]:
-    """The hyper-parameters of a family, in the order of its function."""
+    """The hyper-parameters that every point of a family has, in the order of its function."""
     if method in FAMILIES:
-        return tuple(name for name in inspect.signature(FAMILIES[method]).parameters if name != "task")
+        return tuple(name for name in inspect.signature(FAMILIES[method]).parameters if name not in ("task", *WORKERS))
     if method in own_names():
         return ("gamma", *(name for name, default in OUTER[method].options.items() if isinstance(default, float)))
     raise unknown("method of a sweep", method, [*FAMILIES, *own_names()])
 
 
+def named_in(method: str, point: Numbers) -> tuple[str, ...]:
+    """The hyper-parameters of a point: its family's, then those of its workers that it names."""
+    return (*names_of(method), *(name for name in WORKERS if name in point))
+
+
 def check_point(method: str, point: Numbers) -> None:
     """Raise unless the point has every hyper-parameter of the family, no other, and each in its range."""
     names = names_of(method)
+    known = (*names, *WORKERS) if "gamma" in names else names
     for name, value in point.items():
-        if name not in names:
-            raise unknown(f"hyper-parameter of {method}", name, names)
+        if name not in known:
+            raise unknown(f"hyper-parameter of {method}", name, known)
         with np.errstate(over="ignore", under="ignore"):
             kept = float(np.float32(value))  # what the program will see
         if name in DECAYS and not 0 <= kept < 1:
@@ -129,6 +145,16 @@ def check_point(method: str, point: Numbers) -> None:
         raise LaconicError(f"{method} has the hyper-parameters {', '.join(names)}: give {', '.join(missing)} too.")
 
 
+def check_points(method: str, points: Sequence[Numbers]) -> None:
+    """Raise unless every point is sound and all name the same hyper-parameters, as one program serves them all."""
+    for point in points:
+        check_point(method, point)
+    kinds = {named_in(method, point) for point in points}
+    if len(kinds) > 1:
+        told = " and ".join(sorted(", ".join(kind) for kind in kinds))
+        raise LaconicError(f"{method}: some points give {told}; give all of them the same hyper-parameters.")
+
+
 def spec_of(method: str, point: Numbers) -> str:
     """The point as `laconic compare` would be told it, in full precision."""
-    return f"{method}:{','.join(f'{name}={float(point[name])!r}' for name in names_of(method))}"
+    return f"{method}:{','.join(f'{name}={float(point[name])!r}' for name in named_in(method, point))}"

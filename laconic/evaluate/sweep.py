@@ -21,7 +21,7 @@ from laconic.compress import DENSE
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.evaluate.families import Numbers, check_point, names_of, parts_of, spec_of
+from laconic.evaluate.families import Numbers, check_points, named_in, names_of, parts_of, spec_of
 from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
 from laconic.evaluate.run import Setting
@@ -111,7 +111,8 @@ class Sweep:
         `tick(rounds done, lowest loss)` is called after each segment and may raise to stop.
         """
         padded = [*points, *[points[-1]] * (size - len(points))]
-        numbers_P = {name: jnp.asarray([p[name] for p in padded], jnp.float32) for name in names_of(self.method)}
+        names = named_in(self.method, points[0])
+        numbers_P = {name: jnp.asarray([p[name] for p in padded], jnp.float32) for name in names}
         state = self._start(self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds]))
         segments, done = [], 0
         for length in self.setting.chunks:
@@ -147,8 +148,7 @@ def check_sweep(engine: Sweep, points: Sequence[Numbers], rule: Rule) -> None:
     """Refuse what cannot work before anything is computed."""
     if not points:
         raise LaconicError(f"the grid of {engine.method} has no points.")
-    for point in points:
-        check_point(engine.method, point)
+    check_points(engine.method, points)
     if rule.by == "valid" and "valid" not in engine.task.feed.splits:
         raise LaconicError(f"{engine.task.name} has no validation split to rank by; rank by {', '.join(RULES)}.")
 
@@ -209,7 +209,7 @@ def _points(folder: Path) -> list[Record]:
 
 
 def _record(engine: Sweep, point: Numbers, outcome: Outcome, p: int, rule: Rule) -> Record:
-    numbers = {name: float(point[name]) for name in names_of(engine.method)}
+    numbers = {name: float(point[name]) for name in named_in(engine.method, point)}
     valid = {name: value_PS[p] for name, value_PS in outcome.valid.items()}
     kept = point_record(outcome.curves[p], outcome.finite[p], valid, rule)
     return {"label": spec_of(engine.method, point), "numbers": numbers, "seeds": engine.setting.seeds, **kept}

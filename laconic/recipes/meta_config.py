@@ -35,6 +35,8 @@ class MetaConfig:
     """The workers' learning rate."""
     local_clip: float = 0.0
     """Norm that the workers clip their gradients to; 0: not clipped."""
+    local_decay: float = 0.0
+    """The workers' weight decay."""
     compress: str = "dense"
     """How messages are compressed inside the unroll, e.g. topk:0.01+ef."""
     dropout: float = 0.0
@@ -123,6 +125,7 @@ TASK_OPTIONS: dict[str, type] = {
     "local": str,
     "gamma": float,
     "local_clip": float,
+    "local_decay": float,
     "compress": str,
     "dropout": float,
     "objective": str,
@@ -154,7 +157,8 @@ def parse_inner(spec: str, config: MetaConfig) -> Inner:
             (values if key in TASK_OPTIONS else population)[key] = known[key](text)
         except ValueError:
             raise LaconicError(f"task {spec!r}: {key} must be a number, got {text!r}.") from None
-    local = LocalOptimizer(values.pop("local"), values.pop("gamma"), clip=values.pop("local_clip"))
+    name, rate, clip, decay = (values.pop(key) for key in ("local", "gamma", "local_clip", "local_decay"))
+    local = LocalOptimizer(name, rate, weight_decay=decay, clip=clip)
     return Inner(task=task, local=local, **values, federated=replace(config.federated, **population))
 
 

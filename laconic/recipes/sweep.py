@@ -7,7 +7,7 @@ from typing import Any
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Observer, Silent
-from laconic.evaluate.families import check_point, names_of
+from laconic.evaluate.families import check_points, names_of
 from laconic.evaluate.ranking import Rule
 from laconic.evaluate.run import Setting
 from laconic.evaluate.sweep import Sweep, check_sweep, chunks_of, run_sweep
@@ -116,8 +116,7 @@ def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point
     setting = Setting(*sizes, seeds, looks, config.federated)
     grid = parse_grid(config.grid)
     extra = [point for text in config.points for point in parse_grid(text.split(","))]
-    for point in [*grid, *extra]:
-        check_point(config.method, point)
+    check_points(config.method, [*grid, *extra])
     grid = without_repeats(grid)
     extra = [point for point in without_repeats(extra) if point not in grid]
     chunks_of(len(grid) + len(extra), config.points_at_once)

@@ -21,7 +21,8 @@ class SweepConfig:
     """Whose hyper-parameters: local-sgd, slowmo, diloco, fedavg, fedavgm, fedprox, scaffold, fedadam, fedyogi,
     fedadagrad, sgd, adam or one of your own."""
     grid: tuple[str, ...] = ("gamma=1,0.5,0.3,0.1",)
-    """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier one: 0.5/gamma."""
+    """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier one: 0.5/gamma.
+    clip= and decay= are those of the workers' gradients and weights."""
     points: tuple[str, ...] = ()
     """Single points off the grid, as name=value,name=value."""
     workers: int = 8

@@ -10,24 +10,38 @@ from typing import Any, NamedTuple
 
 import jax
 
-from laconic.data import cifar10, digits, fmnist, imagenet32, text
-from laconic.data.splits import Dataset, undivided
+from laconic.data import cifar10, digits, fmnist, imagenet32, imagenet_stream, text
+from laconic.data.bpe import BYTES
+from laconic.data.splits import Dataset, image_shape, undivided
 from laconic.errors import LaconicError, unknown
 from laconic.tasks.base import Task
-from laconic.tasks.classifier import classifier_task, stateful_classifier_task
+from laconic.tasks.classifier import COMPUTE, classifier_task, stateful_classifier_task
 from laconic.tasks.cnn import CNN, NormCNN
-from laconic.tasks.layers import Statistics
-from laconic.tasks.lm import byte_lm_task
+from laconic.tasks.layers import CONVOLUTIONS, Statistics
+from laconic.tasks.lm import POSITIONS, lm_task
 from laconic.tasks.mlp import ACTIVATIONS, MLP
+from laconic.tasks.resnet import STEMS, parse_blocks, resnet_task
+from laconic.tasks.vit import vit_task
 
 Options = Mapping[str, Any]
 LARGEST = 1_000_000  # of any size in a spec
+CHOICES: dict[str, tuple[str, ...]] = {  # of an option that is a word; an empty default is the task's own choice
+    "split": ("80/10/10", "all"),
+    "activation": tuple(ACTIVATIONS),
+    "compute": tuple(COMPUTE),
+    "conv": tuple(CONVOLUTIONS),
+    "stem": tuple(STEMS),
+    "tokenizer": ("bytes", "bpe"),
+    "positions": tuple(POSITIONS),
+    "lines": ("false", "true"),
+}
 
 
 class Entry(NamedTuple):
     """A named task: one line about it, how to read its data, its model on that data, and its options' defaults.
 
-    An option's value has the type of its default: a positive whole number, or a text (empty: the built-in choice).
+    An option's value has the type of its default: a positive whole number (0 only as a default: off), or a text (empty:
+    the built-in choice).
     """
 
     description: str
@@ -36,22 +50,18 @@ class Entry(NamedTuple):
     options: Mapping[str, int | str]
 
 
-def _image_shape(dataset: Dataset) -> tuple[int, ...]:
-    return dataset.feed.splits["train"]["x"].shape[1:]
-
-
 def _mlp(hidden_layers: int, name: str, dataset: Dataset, options: Options) -> Task:
-    sizes = (math.prod(_image_shape(dataset)), *[options["width"]] * hidden_layers, dataset.classes)
+    sizes = (math.prod(image_shape(dataset)), *[options["width"]] * hidden_layers, dataset.classes)
     return classifier_task(name, lambda key: MLP(key, sizes, options["activation"]), dataset)
 
 
 def _cnn(name: str, dataset: Dataset, options: Options) -> Task:
-    sizes = _image_shape(dataset)[-1], options["width"], dataset.classes
+    sizes = image_shape(dataset)[-1], options["width"], dataset.classes
     return classifier_task(name, lambda key: CNN(key, *sizes), dataset)
 
 
 def _norm_cnn(name: str, dataset: Dataset, options: Options) -> Task:
-    sizes = _image_shape(dataset)[-1], options["width"], dataset.classes
+    sizes = image_shape(dataset)[-1], options["width"], dataset.classes
 
     def build(key: jax.Array) -> tuple[NormCNN, tuple[Statistics, ...]]:
         model = NormCNN(key, *sizes)
@@ -60,9 +70,24 @@ def _norm_cnn(name: str, dataset: Dataset, options: Options) -> Task:
     return stateful_classifier_task(name, build, dataset)
 
 
+def _resnet(name: str, dataset: Dataset, options: Options) -> Task:
+    own = {key: options[key] for key in ("width", "stem", "conv")}
+    compute = COMPUTE[options["compute"]]
+    return resnet_task(name, dataset, blocks=parse_blocks(options["blocks"]), compute=compute, **own)
+
+
+def _vit(name: str, dataset: Dataset, options: Options) -> Task:
+    own = {key: options[key] for key in ("patch", "hidden", "heads", "layers")}
+    return vit_task(name, dataset, compute=COMPUTE[options["compute"]], **own)
+
+
 def _byte_lm(name: str, dataset: Dataset, options: Options) -> Task:
-    shape = {key: options[key] for key in ("context", "hidden", "heads", "layers")}
-    return byte_lm_task(name, dataset, **shape)
+    return lm_task(name, dataset, **{key: options[key] for key in ("context", "hidden", "heads", "layers")})
+
+
+def _lm(name: str, dataset: Dataset, options: Options) -> Task:
+    own = {key: options[key] for key in ("context", "hidden", "heads", "layers", "positions")}
+    return lm_task(name, dataset, compute=COMPUTE[options["compute"]], **own)
 
 
 def _digits(options: Options) -> Dataset:
@@ -81,6 +106,13 @@ def _imagenet(options: Options) -> Dataset:
     return _divided(imagenet32.load(options["folder"] or None), options)
 
 
+def _large_imagenet(side: int, options: Options) -> Dataset:
+    folder = options["folder"] or None
+    if options["stream"]:
+        return imagenet_stream.load(folder, side, options["stream"], everything=options["split"] == "all")
+    return _divided(imagenet32.load(folder, side), options)
+
+
 def _divided(dataset: Dataset, options: Options) -> Dataset:
     """By default 80/10/10 of the train file; `split=all` trains on all of it."""
     return undivided(dataset) if options["split"] == "all" else dataset
@@ -90,12 +122,23 @@ def _text(options: Options) -> Dataset:
     return text.load(options["file"] or None, options["context"])
 
 
-_CHOICES = {"split": ("80/10/10", "all"), "activation": tuple(ACTIVATIONS)}
+def _tokens(options: Options) -> Dataset:
+    size = BYTES if options["tokenizer"] == "bytes" else options["vocab"]
+    return text.load(options["file"] or None, options["context"], vocabulary=size, lines=options["lines"] == "true")
+
+
 _mlp2, _mlp3 = partial(_mlp, 2), partial(_mlp, 3)
-_SPLIT = {"split": "80/10/10"}
+_imagenet32, _imagenet64 = partial(_large_imagenet, 32), partial(_large_imagenet, 64)
+_SPLIT, _COMPUTE = {"split": "80/10/10"}, {"compute": "f32"}
 _RELU, _FOLDER = {"activation": "relu"}, {"folder": ""}
 _SMALL, _WIDE, _CHANNELS = {"width": 64} | _RELU, {"width": 128} | _RELU | _SPLIT, {"width": 32} | _SPLIT
 _DECODER = {"file": "", "context": 64, "hidden": 64, "heads": 4, "layers": 2}
+_LM_WORDS = {"tokenizer": "bpe", "vocab": 4096, "lines": "false", "positions": "learned"}
+_LM = _DECODER | {"hidden": 192, "heads": 12, "layers": 12} | _LM_WORDS | _COMPUTE
+_RESNET = {"width": 64, "stem": "", "conv": "product"} | _COMPUTE | _SPLIT
+_RESNET50, _RESNET152 = {"blocks": "3-4-6-3"} | _RESNET, {"blocks": "3-8-36-3"} | _RESNET
+_DEIT = {"patch": 4, "hidden": 192, "heads": 3, "layers": 12} | _COMPUTE | _SPLIT
+_VIT_B, _PATCH8, _STREAM = _DEIT | {"hidden": 768, "heads": 12}, {"patch": 8}, _FOLDER | {"stream": 0}
 
 TASKS: dict[str, Entry] = {
     "digits-mlp": Entry("8×8 digits, MLP 64-64-64-10; needs no download", _digits, _mlp2, _SMALL),
@@ -109,6 +152,17 @@ TASKS: dict[str, Entry] = {
     "imagenet32-mlp3": Entry("ImageNet at 32×32, MLP with three hidden layers", _imagenet, _mlp3, _WIDE | _FOLDER),
     "imagenet32-cnn": Entry("ImageNet at 32×32, three convolutions", _imagenet, _cnn, _CHANNELS | _FOLDER),
     "lm-bytes": Entry("next byte of a text (by default Python's own library), decoder", _text, _byte_lm, _DECODER),
+    "cifar10-resnet50": Entry("CIFAR-10, ResNet-50", _cifar10, _resnet, _RESNET50),
+    "cifar10-deit-tiny": Entry("CIFAR-10, vision transformer of DeiT-tiny's size", _cifar10, _vit, _DEIT),
+    "imagenet32-resnet50": Entry("ImageNet at 32×32, ResNet-50", _imagenet32, _resnet, _RESNET50 | _STREAM),
+    "imagenet32-resnet152": Entry("ImageNet at 32×32, ResNet-152", _imagenet32, _resnet, _RESNET152 | _STREAM),
+    "imagenet32-deit-tiny": Entry("ImageNet at 32×32, DeiT-tiny", _imagenet32, _vit, _DEIT | _STREAM),
+    "imagenet32-vit-b": Entry("ImageNet at 32×32, ViT-B", _imagenet32, _vit, _VIT_B | _STREAM),
+    "imagenet64-resnet50": Entry("ImageNet at 64×64, ResNet-50", _imagenet64, _resnet, _RESNET50 | _STREAM),
+    "imagenet64-resnet152": Entry("ImageNet at 64×64, ResNet-152", _imagenet64, _resnet, _RESNET152 | _STREAM),
+    "imagenet64-deit-tiny": Entry("ImageNet at 64×64, DeiT-tiny", _imagenet64, _vit, _DEIT | _PATCH8 | _STREAM),
+    "imagenet64-vit-b": Entry("ImageNet at 64×64, ViT-B", _imagenet64, _vit, _VIT_B | _PATCH8 | _STREAM),
+    "lm-decoder": Entry("next token of a text or of sentences, decoder of 12 layers", _tokens, _lm, _LM),
 }
 
 
@@ -138,9 +192,12 @@ def parse_spec(spec: str) -> tuple[str, Options]:
         if key not in options:
             raise unknown(f"option of task {name}", key, options)
         options[key] = value if isinstance(options[key], str) else _positive(spec, key, value)
-    for key, known in _CHOICES.items():
-        if options.get(key, known[0]) not in known:
-            raise LaconicError(f"task {spec!r}: {key} is {' or '.join(known)}, got {options[key]!r}.")
+    for key, value in options.items():
+        known = (*CHOICES.get(key, ()), TASKS[name].options[key])
+        if key in CHOICES and value not in known:
+            raise LaconicError(f"task {spec!r}: {key} is {' or '.join(CHOICES[key])}, got {value!r}.")
+    if "blocks" in options:
+        parse_blocks(str(options["blocks"]))
     return name, options
 
 

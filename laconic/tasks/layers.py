@@ -3,9 +3,13 @@
 The learned optimizers' row and column features are defined on that layout. Every weight starts from a normal
 distribution truncated at ±2σ, σ = 1/√fan_in (not corrected for the truncation), every bias from zero. Layers take
 whole batches; letters: B batch, H W height and width, C channels, T time, D hidden size.
+
+A layer computes in the type of its weight matrix: given in bfloat16, products are too. Means, variances and what is
+done with them are float32 whatever the type, for bfloat16 has three digits.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -43,7 +47,10 @@ class Linear(eqx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., in] → [..., out]."""
         y = x @ self.weight
-        return y + along_last(self.bias, y)
+        return y + along_last(self.bias, y).astype(y.dtype)
+
+
+Convolve = Callable[[jax.Array, jax.Array, int], jax.Array]  # (images BHWC, kernel HWIO, stride)
 
 
 def same_conv(x_BHWC: jax.Array, weight: jax.Array, stride: int) -> jax.Array:
@@ -62,6 +69,21 @@ def same_conv(x_BHWC: jax.Array, weight: jax.Array, stride: int) -> jax.Array:
         for j in range(width)
     ]
     return jnp.concatenate(patches, axis=-1) @ weight.reshape(-1, outputs)
+
+
+def xla_conv(x_BHWC: jax.Array, weight: jax.Array, stride: int) -> jax.Array:
+    """The same by XLA's own convolution, which holds no slices: for large images, and one worker a device."""
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x_BHWC, weight, (stride, stride), "SAME", dimension_numbers=layout)
+
+
+CONVOLUTIONS: dict[str, Convolve] = {"product": same_conv, "xla": xla_conv}
+
+
+def max_pool(x_BHWC: jax.Array, size: int, stride: int) -> jax.Array:
+    """The largest value of each window, "SAME" padding: [B, H, W, C] → [B, ⌈H/stride⌉, ⌈W/stride⌉, C]."""
+    least = np.array(-np.inf, x_BHWC.dtype)  # an array of JAX would hide from it that this is a maximum
+    return jax.lax.reduce_window(x_BHWC, least, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), "SAME")
 
 
 def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, tuple[int, int]]:
@@ -83,7 +105,7 @@ class Conv(eqx.Module):
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         """[B, H, W, in] → [B, ⌈H/stride⌉, ⌈W/stride⌉, out]."""
         y = same_conv(x_BHWC, self.weight, self.stride)
-        return y + along_last(self.bias, y)
+        return y + along_last(self.bias, y).astype(y.dtype)
 
 
 class LayerNorm(eqx.Module):
@@ -97,8 +119,10 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] → [..., D]."""
-        mean, var = jnp.mean(x, -1, keepdims=True), jnp.var(x, -1, keepdims=True)
-        return (x - mean) * jax.lax.rsqrt(var + 1e-5) * along_last(self.scale, x) + along_last(self.shift, x)
+        wide = x.astype(jnp.float32)
+        mean, var = jnp.mean(wide, -1, keepdims=True), jnp.var(wide, -1, keepdims=True)
+        y = (wide - mean) * jax.lax.rsqrt(var + 1e-5) * along_last(self.scale, x) + along_last(self.shift, x)
+        return y.astype(x.dtype)
 
 
 class Statistics(NamedTuple):
@@ -116,9 +140,10 @@ class ConvNorm(eqx.Module):
     shift: jax.Array
     stride: int = eqx.field(static=True)
     keep: float = eqx.field(static=True)
+    convolve: Convolve = eqx.field(static=True)
 
-    def __init__(self, weight: jax.Array, stride: int, keep: float = 0.9):
-        self.weight, self.stride, self.keep = weight, stride, keep
+    def __init__(self, weight: jax.Array, stride: int, keep: float = 0.9, convolve: Convolve = same_conv):
+        self.weight, self.stride, self.keep, self.convolve = weight, stride, keep, convolve
         self.scale, self.shift = jnp.ones(weight.shape[-1]), jnp.zeros(weight.shape[-1])
 
     def begin(self) -> Statistics:
@@ -127,15 +152,17 @@ class ConvNorm(eqx.Module):
 
     def train(self, x_BHWC: jax.Array, running: Statistics) -> tuple[jax.Array, Statistics]:
         """Normalise by the batch's own statistics; the running ones keep 0.9 of themselves."""
-        y = same_conv(x_BHWC, self.weight, self.stride)
-        batch = Statistics(jnp.mean(y, (0, 1, 2)), jnp.var(y, (0, 1, 2)))
+        y = self.convolve(x_BHWC, self.weight, self.stride)
+        wide = y.astype(jnp.float32)
+        batch = Statistics(jnp.mean(wide, (0, 1, 2)), jnp.var(wide, (0, 1, 2)))
         running = jax.tree.map(lambda old, new: self.keep * old + (1 - self.keep) * new, running, batch)
         return self._normalise(y, batch), running
 
     def infer(self, x_BHWC: jax.Array, running: Statistics) -> jax.Array:
         """Normalise by the running statistics."""
-        return self._normalise(same_conv(x_BHWC, self.weight, self.stride), running)
+        return self._normalise(self.convolve(x_BHWC, self.weight, self.stride), running)
 
     def _normalise(self, y: jax.Array, by: Statistics) -> jax.Array:
         factor = self.scale * jax.lax.rsqrt(by.var + 1e-5)
-        return (y - along_last(by.mean, y)) * along_last(factor, y) + along_last(self.shift, y)
+        wide = y.astype(jnp.float32)
+        return ((wide - along_last(by.mean, y)) * along_last(factor, y) + along_last(self.shift, y)).astype(y.dtype)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.data import text
+from laconic.data import bpe, text
 
 
 def numbered(path, size):
@@ -141,3 +141,56 @@ def test_a_real_text(real_data):
     assert dataset.classes == 256
     assert "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed" in dataset.source
     assert bytes(np.asarray(dataset.feed.splits["train"]["x"])).count(b"ROMEO") > 50
+
+
+def sentences(path, n=400):
+    lines = [f"sentence {i} says that {i} is {'even' if i % 2 == 0 else 'odd'}." for i in range(n)]
+    path.write_text("\n".join(lines) + "\n\n")
+    return lines
+
+
+def words_of(rows, decode):
+    return decode(np.asarray(rows).reshape(-1).tolist())
+
+
+def test_lines_are_dealt_out_whole(tmp_path):
+    lines = sentences(tmp_path / "x.txt")
+    dataset = text.load(str(tmp_path / "x.txt"), 8, lines=True)
+    train = bytes(np.asarray(dataset.feed.splits["train"]["x"])).decode()
+    assert train.endswith("\n")
+    mine = train.splitlines()
+    assert len(mine) == 288  # 72 % of 400
+    assert set(mine) < set(lines)
+    assert mine == sorted(mine, key=lines.index)
+    held_out = b"".join(bytes(np.asarray(dataset.feed.splits[s]["x"]).reshape(-1)) for s in ("valid", "test"))
+    kept = [line for line in held_out.decode().splitlines() if line in lines]
+    assert len(kept) > 60
+    assert not set(kept) & set(mine)
+    assert dataset.classes == 256
+
+
+def test_byte_pairs_are_learned_from_the_train_split(tmp_path, data_root):
+    sentences(tmp_path / "x.txt")
+    plain = text.load(str(tmp_path / "x.txt"), 8, lines=True)
+    train = bytes(np.asarray(plain.feed.splits["train"]["x"]))
+    dataset = text.load(str(tmp_path / "x.txt"), 8, lines=True, vocabulary=300)
+    pairs = bpe.learn(train, 300)
+    assert dataset.classes == 300
+    assert dataset.feed.splits["train"]["x"].dtype == jnp.uint16
+    np.testing.assert_array_equal(dataset.feed.splits["train"]["x"], pairs.encode(train))
+    assert pairs.decode(np.asarray(dataset.feed.splits["train"]["x"]).tolist()) == train
+    assert dataset.feed.take(jnp.array([0, 5]))["x"].shape == (2, 9)
+    whole = bytes(np.asarray(plain.feed.splits["test"]["x"]).reshape(-1))
+    rows = words_of(dataset.feed.splits["test"]["x"], pairs.decode)
+    assert rows.startswith(whole[:200])  # the same text is held out, whatever its tokens are
+    assert (tmp_path / "home" / ".cache" / "laconic" / "tokenizers").is_dir()
+
+
+def test_too_few_lines_or_tokens(tmp_path, data_root, raises_clearly):
+    path = tmp_path / "x.txt"
+    sentences(path, 19)
+    with raises_clearly(str(path), "19 lines", "give 20"):
+        text.load(str(path), 8, lines=True)
+    sentences(path, 40)
+    with raises_clearly(str(path), "tokens for the split", "context of 200", "shorter context"):
+        text.load(str(path), 200, lines=True)

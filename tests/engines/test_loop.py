@@ -122,6 +122,12 @@ def test_streamed_batches_reach_their_workers():
             np.testing.assert_allclose(x, now[name], rtol=2e-5, atol=1e-6)
 
 
+def test_a_stream_of_another_batch_size_is_refused(raises_clearly):
+    short = Streamed({}, lambda: iter([(tiny.X[: B - 1], tiny.Y[: B - 1])]))
+    with raises_clearly(f"batches have {B - 1} examples", f"the setting says {B}"):
+        run(method("average"), 4, dataclasses.replace(TASK, feed=short))
+
+
 def test_it_goes_on_from_its_checkpoint(tmp_path):
     made = method(local=SGD, spec="topk:0.3+ef")
     straight = list(run(made, 8).rounds())

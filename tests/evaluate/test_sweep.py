@@ -15,7 +15,7 @@ import pytest
 from laconic.data.feed import Resident, Streamed
 from laconic.evaluate import families
 from laconic.evaluate.compare import RECORDS, Interrupted
-from laconic.evaluate.families import FAMILIES, check_point, names_of, spec_of
+from laconic.evaluate.families import FAMILIES, check_point, check_points, names_of, spec_of
 from laconic.evaluate.ranking import RULES, Rule, kept_rounds, point_record, ranked
 from laconic.evaluate.run import Setting, Simulation
 from laconic.evaluate.sweep import Outcome, Sweep, chunks_of, run_sweep
@@ -94,6 +94,27 @@ def test_a_point_is_the_run_that_compare_would_make(method):
     assert outcome.curves.dtype == np.float32
     assert outcome.finite.all()
     assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()  # the points do differ
+
+
+@pytest.mark.parametrize("method", ["slowmo", "diloco", "fedprox"])
+def test_workers_that_clip_and_decay_are_those_of_compare(method):
+    task, (first, second) = least_squares(), POINTS[method]
+    points = [{**second, "clip": 0.05, "decay": 0.3}, {**second, "clip": 1e6, "decay": 1e-9}, second]
+    with lenient(method == "diloco"):
+        engine = Sweep(task, method, SETTING)
+        outcome = engine.run(points[:2], 2)
+        plain = engine.run([first, second], 2)
+        expected = curves_of(Simulation(task, parse_method(spec_of(method, points[0]), 2), SETTING))
+    np.testing.assert_allclose(outcome.curves[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(outcome.curves[1], plain.curves[1], rtol=1e-5)  # neither does anything there
+    assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()
+
+
+def test_points_name_the_same_hyper_parameters(raises_clearly):
+    point = {"gamma": 0.1}
+    check_points("local-sgd", [{**point, "clip": 1.0}, {**point, "clip": 2.0}])
+    with raises_clearly("some points give gamma and gamma, clip", "the same"):
+        check_points("local-sgd", [point, {**point, "clip": 1.0}])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedadam"])
@@ -206,6 +227,9 @@ def test_streams_are_refused(raises_clearly):
         ("slowmo", {"gamma": 1.0, "alpha": 1.0, "beta": 1.0}, ["beta", "below 1"]),
         ("diloco", {"gamma": 1.0, "lr": 1.0, "momentum": -0.1}, ["momentum", "at least 0"]),
         ("slowmo", {"gamma": 1.0}, ["give alpha, beta too"]),
+        ("local-sgd", {"gamma": 1.0, "clip": 0.0}, ["clip must be positive", "0.0"]),
+        ("local-sgd", {"gamma": 1.0, "decay": -1.0}, ["decay must be positive", "-1.0"]),
+        ("adam", {"alpha": 1.0, "clip": 1.0}, ["hyper-parameter of adam", "'clip'"]),  # it takes no local steps
     ],
 )
 def test_a_bad_point_is_refused(method, point, parts, raises_clearly):

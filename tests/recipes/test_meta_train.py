@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from laconic import zoo
+from laconic.client import LocalOptimizer
 from laconic.evaluate.compare import CHECKPOINT, RECORDS, Interrupted
 from laconic.evaluate.learning_curve import history
 from laconic.meta.train import MetaTrainer
@@ -377,3 +378,10 @@ def test_a_task_says_its_own_numbers():
     assert (inner.local.name, inner.local.learning_rate) == ("adamw", 0.2)
     assert (inner.compress, inner.dropout, inner.objective) == ("topk:0.1+ef", 0.5, "train")
     assert parse_inner("digits-mlp", config).workers == 8
+
+
+def test_workers_that_clip_and_decay():
+    config = MetaConfig(local_clip=1.5, local_decay=0.01)
+    assert parse_inner("digits-mlp", config).local == LocalOptimizer("sgd", 0.3, weight_decay=0.01, clip=1.5)
+    own = parse_inner("digits-mlp@local_clip=0,local_decay=0.2", config).local
+    assert (own.clip, own.weight_decay) == (0.0, 0.2)

@@ -27,14 +27,14 @@ def image_set():
 
 @pytest.fixture(scope="session")
 def text_set():
-    """`text_set(context)`: random bytes."""
+    """`text_set(context)`: random bytes, of which a vocabulary may have more than occur."""
 
-    def make(context):
+    def make(context, vocabulary=256):
         rng = np.random.default_rng(0)
         flat = rng.integers(0, 256, 5000).astype(np.uint8)
         rows = flat[: 20 * (context + 1)].reshape(20, context + 1)
         splits = {"train": {"x": jnp.asarray(flat)}, "test": {"x": jnp.asarray(rows)}}
-        return Dataset(Resident(splits, Windows(context + 1), CountWindows(context + 1)), 256, "made")
+        return Dataset(Resident(splits, Windows(context + 1), CountWindows(context + 1)), vocabulary, "made")
 
     return make
 

@@ -5,11 +5,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.data import cifar10, digits, fmnist, imagenet32, text
+from laconic.data import cifar10, digits, fmnist, imagenet32, imagenet_stream, text
 from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import TASKS, make_task, make_task_and_source, parse_spec
+from tests.outer.trees import QUICK
 
 SHAPES = {"digits": (8, 8, 1), "fmnist": (28, 28, 1), "cifar10": (32, 32, 3), "imagenet32": (32, 32, 3)}
+SHAPES["imagenet64"] = (64, 64, 3)
+
+
+def resnet(published, classes):
+    """A published count at 224×224 and 1000 classes with the small stem and another number of classes."""
+    return published - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64 - (2048 + 1) * (1000 - classes)
+
+
+def vit(published, hidden, patch, tokens, classes):
+    """A published count at 224/16 and 1000 classes at other patches, as many of them, and classes."""
+    fewer = (16 * 16 * 3 - patch * patch * 3) + (14 * 14 - tokens)
+    return published - fewer * hidden - (hidden + 1) * (1000 - classes)
+
+
+RESNET50, RESNET152, DEIT_TINY, VIT_B = 25_557_032, 60_192_808, 5_717_416, 86_567_656
 PARAMETERS = {
     "digits-mlp": 8_970,
     "fmnist-mlp2": 118_282,
@@ -18,10 +34,21 @@ PARAMETERS = {
     "cifar10-mlp2": 411_146,
     "cifar10-cnn": 56_970,
     "cifar10-cnn-bn": 57_130,
-    "imagenet32-mlp2": 435_656,  # the last three with 200 classes
+    "imagenet32-mlp2": 435_656,  # ImageNet's with 200 classes
     "imagenet32-mlp3": 452_168,
     "imagenet32-cnn": 69_320,
     "lm-bytes": 137_216,
+    "cifar10-resnet50": resnet(RESNET50, 10),
+    "cifar10-deit-tiny": vit(DEIT_TINY, 192, 4, 64, 10),
+    "imagenet32-resnet50": resnet(RESNET50, 200),
+    "imagenet32-resnet152": resnet(RESNET152, 200),
+    "imagenet32-deit-tiny": vit(DEIT_TINY, 192, 4, 64, 200),
+    "imagenet32-vit-b": vit(VIT_B, 768, 4, 64, 200),
+    "imagenet64-resnet50": resnet(RESNET50, 200),
+    "imagenet64-resnet152": resnet(RESNET152, 200),
+    "imagenet64-deit-tiny": vit(DEIT_TINY, 192, 8, 64, 200),
+    "imagenet64-vit-b": vit(VIT_B, 768, 8, 64, 200),
+    "lm-decoder": 6_928_000,
 }
 
 
@@ -33,8 +60,10 @@ def made(image_set, text_set):
         name, options = parse_spec(spec)
         family = name.split("-")[0]
         shape = shape or SHAPES.get(family, ())
-        classes = 200 if family == "imagenet32" else 10
-        dataset = text_set(options["context"]) if family == "lm" else image_set(*shape, classes=classes)
+        if family == "lm":
+            dataset = text_set(options["context"], options.get("vocab", 256))
+        else:
+            dataset = image_set(*shape, classes=200 if family.startswith("imagenet") else 10)
         return TASKS[name].model(spec, dataset, options)
 
     return make
@@ -45,26 +74,43 @@ def test_every_task_is_counted_here():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_parameters(name, made, started):
+def test_parameters(name, made):
     task = made(name)
     assert task.name == name
-    params, state = started(task)
+    params, state = jax.eval_shape(task.init, jax.random.key(0))
     assert count_parameters(params) == PARAMETERS[name]
-    assert (state == ()) == (name != "cifar10-cnn-bn")
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
+    assert (state == ()) == (name != "cifar10-cnn-bn" and "resnet" not in name)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((params, state)))
 
 
-@pytest.mark.parametrize("name", ["fmnist-mlp2", "imagenet32-mlp3", "cifar10-cnn", "cifar10-cnn-bn", "lm-bytes"])
+SMALL_RESNET = "cifar10-resnet50:width=2,blocks=1-5"
+SMALL_VIT = "cifar10-deit-tiny:patch=1,hidden=8,heads=2,layers=4"
+SMALL_LM = "lm-decoder:context=8,hidden=8,heads=2,layers=4,vocab=300"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fmnist-mlp2",
+        "imagenet32-mlp3",
+        "cifar10-cnn",
+        "cifar10-cnn-bn",
+        "lm-bytes",
+        SMALL_RESNET,
+        SMALL_VIT.replace("patch=1", "patch=16"),
+        SMALL_LM,
+        SMALL_LM + ",positions=rotary",
+    ],
+)
 def test_each_model_has_a_finite_gradient_everywhere(name, made, started):
     task = made(name)
     params, state = started(task)
 
-    @jax.jit
     def first(task, params, state):
         batch = task.feed.take(jnp.arange(3))
         return jax.grad(task.loss, has_aux=True)(params, state, batch, jax.random.key(0))
 
-    gradient, aux = first(task, params, state)
+    gradient, aux = jax.jit(first, compiler_options=QUICK)(task, params, state)
     assert jax.tree.structure(gradient) == jax.tree.structure(params)
     assert jax.tree.structure(aux.model_state) == jax.tree.structure(state)
     for leaf in jax.tree.leaves(gradient):
@@ -73,6 +119,7 @@ def test_each_model_has_a_finite_gradient_everywhere(name, made, started):
 
 
 SMALL = ["digits-mlp:width=5", "cifar10-cnn-bn:width=2", "lm-bytes:context=8,hidden=8,heads=2,layers=1"]
+SMALL += [SMALL_RESNET]
 
 
 def local_steps(task, params, state, items):
@@ -92,9 +139,10 @@ def test_seeds_workers_steps_and_data_as_argument(spec, made, started):
     params, state = started(task, 0, S)
     items = np.random.default_rng(0).integers(0, 20, (S, K, H, B)).astype(np.int32)
     workers = jax.vmap(local_steps, (None, None, None, 0))
-    together = jax.tree.map(np.asarray, jax.jit(jax.vmap(workers, (None, 0, 0, 0)))(task, params, state, items))
+    everyone = jax.vmap(workers, (None, 0, 0, 0))
+    together = jax.tree.map(np.asarray, jax.jit(everyone, compiler_options=QUICK)(task, params, state, items))
     assert together[1].shape == (S, K, H)
-    alone = jax.jit(local_steps)
+    alone = jax.jit(local_steps, compiler_options=QUICK)
     for seed, worker in np.ndindex(S, K):
         start = jax.tree.map(lambda leaf: leaf[seed], (params, state))  # noqa: B023
         expected = jax.tree.leaves(alone(task, *start, items[seed, worker]))
@@ -137,6 +185,14 @@ def test_options(made):
         ("fmnist-mlp2:folder=x", ["'folder'", "Known: activation, split, width"]),
         ("fmnist-mlp2:split=70", ["split is 80/10/10 or all", "'70'"]),
         ("fmnist-mlp2:activation=step", ["activation is relu or tanh or gelu or silu", "'step'"]),
+        ("cifar10-resnet50:compute=fp8", ["compute is f32 or bf16", "'fp8'"]),
+        ("cifar10-resnet50:conv=fft", ["conv is product or xla", "'fft'"]),
+        ("cifar10-resnet50:stem=tiny", ["stem is small or large", "'tiny'"]),
+        ("cifar10-resnet50:blocks=3-0", ["blocks of each stage, as in 3-4-6-3", "'3-0'"]),
+        ("lm-decoder:tokenizer=words", ["tokenizer is bytes or bpe", "'words'"]),
+        ("lm-decoder:positions=none", ["positions is learned or rotary", "'none'"]),
+        ("lm-decoder:lines=yes", ["lines is false or true", "'yes'"]),
+        ("imagenet32-vit-b:stream=0", ["stream must be a positive whole number", "'0'"]),
         ("fmnist-mlp2:width", ["'width' is not key=value"]),
         ("fmnist-mlp2:", ["is not key=value"]),
         ("fmnist-mlp2:width=64,", ["is not key=value"]),
@@ -154,13 +210,17 @@ def test_bad_specs_are_explained(spec, says, raises_clearly):
 def test_heads_that_do_not_divide(made, raises_clearly):
     with raises_clearly("hidden=64", "heads=3"):
         made("lm-bytes:heads=3")
+    with raises_clearly("rotary", "hidden=64", "heads=64", "odd"):
+        made("lm-decoder:hidden=64,heads=64,positions=rotary")
+    with raises_clearly("patches of 5", "32×32"):
+        made("cifar10-deit-tiny:patch=5")
 
 
 def test_naming_a_task_reads_no_data(monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise AssertionError("data was read")
 
-    for module in (cifar10, digits, fmnist, imagenet32, text):
+    for module in (cifar10, digits, fmnist, imagenet32, imagenet_stream, text):
         monkeypatch.setattr(module, "load", fail)
     for name, entry in TASKS.items():
         assert parse_spec(name) == (name, entry.options)
