@@ -66,9 +66,8 @@ def load(path: Path, label: str, model: Model, arrays: Arrays, state: ServerStat
                 "mean something else. Use the same as before, or give another path."
             )
     tree, _ = checkpoint.load(path, {"model": _bytes(arrays), "state": state})
-    found = {
-        n: np.asarray(x).view(model.forms[n].dtype).reshape(model.forms[n].shape) for n, x in tree["model"].items()
-    }
+    flat = {name: np.asarray(tree["model"][name]).view(form.dtype) for name, form in model.forms.items()}
+    found = {name: flat[name].reshape(form.shape) for name, form in model.forms.items()}
     history = {
         kind: {int(r): _decode(metrics) for r, metrics in rounds.items()} for kind, rounds in meta["history"].items()
     }

@@ -51,7 +51,9 @@ class OuterServer:
         """Those replies that may count, those that may not, and the state that remembers the norms of the former."""
         if not replies:
             return [], [], state
-        norms_K = np.array([_norm(model.delta(before, reply.arrays)) for reply in replies], np.float32)
+        norms_K = np.array([_norm(model.delta(before, reply.arrays)) for reply in replies])
+        with np.errstate(over="ignore"):  # what overflows is infinite, and refused
+            norms_K = norms_K.astype(np.float32)
         heavy_K = self._heavy([reply.weight for reply in replies])
         codes_K = np.where(heavy_K, guard.CODE["weight"], guard.CODE["ok"]).astype(np.int32)
         K = len(replies)
@@ -101,5 +103,4 @@ class OuterServer:
 
 
 def _norm(delta: Arrays) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in delta.values())))
+    return float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in delta.values())))
