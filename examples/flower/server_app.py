@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
         optimizer,
         layout="as-is",
         checkpoint=str(config["checkpoint"]) or None,
-        fraction_train=float(config["fraction-train"]),
+        fraction_train=float(config["fraction-train"]) or None,
     )
     strategy.start(
         grid,

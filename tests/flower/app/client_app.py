@@ -15,7 +15,7 @@ def train(message: Message, context: Context) -> Message:
     weights = {name: array.numpy() for name, array in message.content["arrays"].items()}
     weights = waves.train(weights, round_, int(context.node_config["partition-id"]))
     fault = waves.FAULTS.get(round_) if context.node_config.get("bad") else None
-    if fault == "raise":
+    if fault == "raise" or (fault == "exit" and not context.run_config["exits"]):
         raise ValueError("this client is broken")
     if fault == "exit":
         os._exit(1)

@@ -1,6 +1,7 @@
 """A strategy of laconic on the test's regression; what came out is left in a file."""
 
 import json
+import os
 from pathlib import Path
 
 import waves
@@ -15,6 +16,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
+    Path(config["result"] + ".pid").write_text(str(os.getpid()))
     strategy = LearnedStrategy(
         config["optimizer"],
         layout="as-is",
@@ -29,4 +31,6 @@ def main(grid: Grid, context: Context) -> None:
         "arrays": {name: array.numpy().tolist() for name, array in result.arrays.items()},
         "metrics": {r: dict(metrics) for r, metrics in result.train_metrics_clientapp.items()},
     }
-    Path(config["result"]).write_text(json.dumps(found))
+    part = Path(config["result"] + ".part")
+    part.write_text(json.dumps(found))
+    os.replace(part, config["result"])

@@ -4,7 +4,7 @@ import numpy as np
 
 H, B, RATE = 3, 8, 0.1
 SHAPES = {"w": (4, 4), "b": (4,), "out": (4, 3)}  # a square matrix, whose layout shows
-FAULTS = {1: "nan", 2: "shape", 3: "keys", 4: "raise", 5: "exit"}  # what the bad client does in each round
+FAULTS = {1: "nan", 2: "shape", 3: "keys", 4: "raise", 5: "exit", 6: "nan"}  # what the bad client does in each round
 
 
 def new_weights(dtype=np.float32):
