@@ -53,6 +53,8 @@ class Model:
                 f"of {len(forms)} initial arrays none is a parameter, so there is nothing to train: give the model's "
                 "weights as floating-point arrays, under names that `averaged` does not match."
             )
+        if not all_finite(arrays):
+            raise LaconicError("the initial arrays hold NaN or infinity: no client could start from them.")
         return cls(forms, frozenset(kept), layout)
 
     @property
@@ -88,6 +90,11 @@ def check_layout(layout: str) -> None:
     """Refuse a layout that is not known."""
     if layout not in LAYOUTS:
         raise unknown("layout", layout, LAYOUTS)
+
+
+def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether no number is NaN or infinite."""
+    return all(bool(np.isfinite(x).all()) for x in arrays.values() if x.dtype.kind == "f")
 
 
 def weighted_mean(trees: Sequence[Mapping[str, np.ndarray]], weights: Sequence[float]) -> Arrays:

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from laconic.errors import LaconicError
 from laconic.flower.metrics import aggregate, evaluations, tally
-from laconic.flower.model import AVERAGED, Arrays, Model, check_layout
+from laconic.flower.model import AVERAGED, Arrays, Model, all_finite, check_layout
 from laconic.flower.optimizer import choose
 from laconic.flower.replies import Refused, Reply, arrays_of, read, record_of
 from laconic.flower.saved import Saved, load, new_history, save
@@ -154,17 +154,14 @@ class LearnedStrategy(FedAvg):
         bad += far
         for one in bad:
             LOG.warning("aggregate_train: node %d is left out: %s (%s)", one.node, one.reason, one.detail)
-        self._before, self._state = self._server.step(state, self._model, self._before, good, self._asked)
+        after, self._state = self._server.step(state, self._model, self._before, good, self._asked)
+        self._before = self._sound(server_round, after)
         LOG.info("aggregate_train: %d of %d clients count", len(good), len(self._asked))
         metrics = aggregate([reply.content for reply in good], self.weighted_by_key, self.train_metrics_aggr_fn)
         metrics = self._note("train", server_round, tally(metrics, self._asked, good, bad))
         if self.checkpoint is not None:
-            save(
-                self.checkpoint,
-                self.label,
-                self._model,
-                Saved(server_round, self._before, self._state, self._history),
-            )
+            saved = Saved(server_round, self._before, self._state, self._history)
+            save(self.checkpoint, self.label, self._model, saved)
         return record_of(self._before), metrics
 
     def configure_evaluate(
@@ -212,6 +209,15 @@ class LearnedStrategy(FedAvg):
             else:
                 bad.append(one)
         return [good[node] for node in sorted(good)], bad
+
+    def _sound(self, server_round: int, arrays: Arrays) -> Arrays:
+        """The model after a step, unless it is one from which nobody could go on."""
+        if not all_finite(arrays):
+            raise LaconicError(
+                f"after round {server_round} the model holds NaN or infinity, though no reply did: {self.label} has "
+                "diverged. Lower the clients' rate or the optimizer's own; a checkpoint still holds the round before."
+            )
+        return arrays
 
     def _past(self, kind: str, server_round: int) -> MetricRecord | None:
         found = self._history[kind].get(server_round)

@@ -170,6 +170,16 @@ def test_a_model_without_parameters_is_refused(raises_clearly):
         fit(LearnedStrategy("fedavg"), {}, weights={"w": np.zeros(2), "z": np.zeros(2, complex)})
 
 
+def test_a_model_that_diverges_is_an_error_and_the_checkpoint_holds_the_round_before(tmp_path, raises_clearly):
+    half = lambda k: lambda r, w: answer({n: x * np.float16(0.5) for n, x in w.items()})
+    strategy = LearnedStrategy("optax:name=sgd,lr=1000000", checkpoint=tmp_path / "c")
+    with raises_clearly("after round 2", "diverged"):
+        fit(strategy, {k: half(k) for k in range(2)}, 3, {"w": np.float16([[0.1, 0.01]])})
+    assert checkpoint.peek(tmp_path / "c")["round"] == 1
+    with raises_clearly("initial arrays hold NaN"):
+        fit(LearnedStrategy("fedavg"), {}, weights={"w": np.float32([np.nan])})
+
+
 def test_the_limits_hold_what_they_say():
     with pytest.raises(LaconicError, match="weight_limit must be positive"):
         LearnedStrategy("fedavg", weight_limit=-1)
