@@ -202,7 +202,10 @@ class LearnedStrategy(FedAvg):
         bad: list[Refused] = []
         for message in replies:
             one = read(message, model, self.weighted_by_key)
-            if one.node not in self._asked or one.node in good:
+            if message.has_error() and one.node not in self._asked:
+                # The SuperLink's own word for a node that it lost, which is counted as one that kept silent.
+                LOG.warning("aggregate_train: somebody is lost: %s", message.error.reason)
+            elif one.node not in self._asked or one.node in good:
                 bad.append(Refused(one.node, "stranger", "nobody asked it, or it has answered already"))
             elif isinstance(one, Reply):
                 good[one.node] = one

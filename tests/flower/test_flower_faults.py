@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'laconic[flower]'")
 
-from flwr.app import Array, Error, MetricRecord, RecordDict
+from flwr.app import Array, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from laconic.flower import LearnedStrategy
@@ -97,6 +97,26 @@ def test_a_client_that_fails_changes_nothing_and_is_counted(answered, without):
     for name, x in without[0].items():
         np.testing.assert_array_equal(arrays[name], x)
     assert metrics[2] == {**without[1][2], "clients-failed": 1}
+
+
+def test_a_node_that_the_superlink_gives_up_is_counted_once(without, caplog):
+    """The SuperLink answers in its place, under an id of its own."""
+
+    class Losing(FakeGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            replies = super().send_and_receive([m for m in messages if m.metadata.dst_node_id != 5])
+            for message in messages[:1]:
+                replies.append(Message(Error(3, "Node Unavailable"), reply_to=message))
+                replies[-1].metadata.__dict__["_src_node_id"] = 1
+            return replies
+
+    strategy = LearnedStrategy("slowmo", fraction_evaluate=0.0)
+    result = strategy.start(Losing({5: None, **GOOD}), record(waves.new_weights()), num_rounds=2)
+    for name, x in without[0].items():
+        np.testing.assert_array_equal(result.arrays[name].numpy(), x)
+    assert dict(result.train_metrics_clientapp[2]) == {**without[1][2], "clients-failed": 1}
+    assert caplog.text.count("somebody is lost: Node Unavailable") == 2
 
 
 def test_of_two_answers_of_one_client_the_first_counts(without):
