@@ -22,11 +22,12 @@ def main(grid: Grid, context: Context) -> None:
         layout="as-is",
         checkpoint=str(config["checkpoint"]) or None,
         fraction_train=float(config["fraction-train"]) or None,
+        patience=3,  # go on without clients that take three times as long as the median one
     )
     strategy.start(
         grid,
         ArrayRecord({name: Array(w) for name, w in digits.new_weights().items()}),
         num_rounds=int(config["num-server-rounds"]),
-        timeout=60,  # a client that has not answered by then is left out of the round
+        timeout=120,  # … and without those that have not answered by then
         train_config=ConfigRecord({"rate": rate}),
     )

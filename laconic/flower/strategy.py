@@ -20,6 +20,7 @@ from laconic.errors import LaconicError
 from laconic.flower.metrics import aggregate, evaluations, tally
 from laconic.flower.model import AVERAGED, Arrays, Model, all_finite, check_layout
 from laconic.flower.optimizer import choose
+from laconic.flower.patience import PatientGrid, check_patience
 from laconic.flower.replies import Refused, Reply, arrays_of, read, record_of
 from laconic.flower.saved import Saved, load, new_history, save
 from laconic.flower.server import Limits, OuterServer, ServerState
@@ -41,6 +42,8 @@ class LearnedStrategy(FedAvg):
     checkpoint:   a file that is replaced after every round; if it is there at the start, the run goes on from it
     norm_limit:   how many times the usual norm a client's change may have before it is dropped
     weight_limit: how many times the median weight of a round a client may claim before it is dropped
+    patience:     how many times as long as the median client to wait for the rest; None: as Flower does, which notices
+                  a dead client after about a minute, or at the `timeout` of `start`
 
     The other arguments are FedAvg's. An optimizer that looks at each client's change (LAgg-A) samples exactly the K
     clients it was made for, so `fraction_train` is not for it. Dropped and failed clients are counted in the metrics.
@@ -55,6 +58,7 @@ class LearnedStrategy(FedAvg):
         checkpoint: str | os.PathLike[str] | None = None,
         norm_limit: float = Limits().norm,
         weight_limit: float = Limits().weight,
+        patience: float | None = None,
         fraction_train: float | None = None,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int | None = None,
@@ -67,6 +71,7 @@ class LearnedStrategy(FedAvg):
         evaluate_metrics_aggr_fn: Aggregate | None = None,
     ) -> None:
         check_layout(layout)
+        check_patience(patience)
         chosen = choose(optimizer, min_train_nodes, fraction_train)
         super().__init__(
             chosen.fraction,
@@ -80,7 +85,7 @@ class LearnedStrategy(FedAvg):
             train_metrics_aggr_fn,
             evaluate_metrics_aggr_fn,
         )
-        self.label, self.layout, self.averaged = chosen.label, layout, tuple(averaged)
+        self.label, self.layout, self.averaged, self.patience = chosen.label, layout, tuple(averaged), patience
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._server = OuterServer(chosen.outer, Limits(norm_limit, weight_limit))
         self._forget()
@@ -124,6 +129,7 @@ class LearnedStrategy(FedAvg):
             return self._note("server", server_round, evaluate_fn(server_round, arrays) if evaluate_fn else None)
 
         given = None if evaluate_fn is None else evaluated
+        grid = grid if self.patience is None else PatientGrid(grid, self.patience)
         return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, given)
 
     def configure_train(
