@@ -32,7 +32,11 @@ $(VENV)/.torchft: pyproject.toml $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,torchft]' torch==2.13.0
 	@touch $@
 
-$(VENV)/.extras: $(VENV)/.dev $(VENV)/.torchft
+$(VENV)/.flower: pyproject.toml $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[flower]'
+	@touch $@
+
+$(VENV)/.extras: $(VENV)/.dev $(VENV)/.torchft $(VENV)/.flower
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.core

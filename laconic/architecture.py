@@ -24,6 +24,10 @@ ARCHITECTURES = {
     "lopt": "mean delta, parameter and time only",
     "lagg": "every worker's delta, parameter and time only",
 }
+LAYOUTS = {
+    "torch": "weights as torch.nn keeps them: Linear [out, in], convolutions [out, in, …]",
+    "as-is": "weights that are [in, out] or […, in, out] already",
+}
 FILLS = {"mean": "the mean of the workers that are there", "zero": "zeros"}
 
 
@@ -117,3 +121,8 @@ def factored_axes(shape: Sequence[int]) -> tuple[int, int]:
     """(largest, second largest) axis; of equal ones the later counts as the larger."""
     order = sorted(range(len(shape)), key=lambda axis: (shape[axis], axis))
     return order[-1], order[-2]
+
+
+def axis_order(axes: int, layout: str) -> Sequence[int]:
+    """In which order the axes of a tensor in this layout are [in, out] or HWIO."""
+    return (*range(2, axes), 1, 0) if layout == "torch" and axes > 1 else range(axes)

@@ -18,9 +18,9 @@ LAYERS = [
     {"workers"},
     {"round"},
     {"meta", "evaluate", "federated"},
-    {"engines", "torch", "flower"},
+    {"engines", "torch"},
     {"recipes"},
-    {"reproduce"},
+    {"reproduce", "flower"},
     {"cli"},
     {"__main__"},
 ]
@@ -31,7 +31,7 @@ READS_AND_WRITES = RANK["evaluate"]  # from this layer on, they may be imported
 
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "tensorflow", "tensorflow_datasets", "haiku", "gin"}
 DISPLAYS = {"cli", "recipes", "evaluate"}
-COMPILES = {"evaluate", "engines", "cli"}
+COMPILES = {"evaluate", "engines", "flower", "cli"}
 
 
 def parse(path: Path) -> ast.Module:

@@ -11,13 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from laconic.architecture import factored_axes
+from laconic.architecture import axis_order, factored_axes
 
 Axes = tuple[int, int] | None  # the largest axis and the second largest; None if the tensor is not factored
-LAYOUTS = {
-    "torch": "weights as torch.nn keeps them: Linear [out, in], convolutions [out, in, …]",
-    "as-is": "weights that are [in, out] or […, in, out] already",
-}
 
 
 class Ada(NamedTuple):
@@ -47,18 +43,14 @@ def axes_of(shape: Sequence[int], layout: str) -> Axes:
     """The factored axes. The layout decides between equal ones: the later in [in, out] or HWIO is the larger."""
     if len(shape) < 2:
         return None
-    order = _order(len(shape), layout)
+    order = axis_order(len(shape), layout)
     largest, second = factored_axes([shape[axis] for axis in order])
     return order[largest], order[second]
 
 
 def inputs_first(shape: Sequence[int], layout: str) -> list[int]:
     """The shape as [in, out] or HWIO."""
-    return [shape[axis] for axis in _order(len(shape), layout)]
-
-
-def _order(axes: int, layout: str) -> Sequence[int]:
-    return (*range(2, axes), 1, 0) if layout == "torch" and axes > 1 else range(axes)
+    return [shape[axis] for axis in axis_order(len(shape), layout)]
 
 
 def shapes_of(shape: Sequence[int], axes: Axes) -> dict[str, tuple[int, ...]]:

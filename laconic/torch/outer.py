@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from laconic.architecture import LAYOUTS
 from laconic.errors import LaconicError, unknown
-from laconic.torch.features import LAYOUTS, Ada, Axes, Fields, accumulate, axes_of, fields_of, inputs_first, shapes_of
+from laconic.torch.features import Ada, Axes, Fields, accumulate, axes_of, fields_of, inputs_first, shapes_of
 from laconic.torch.step import Phi
 from laconic.zoo import file, shelf
 
