@@ -26,14 +26,27 @@ class FakeGrid(Grid):
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
 
-    create_message = push_messages = pull_messages = set_run
+    create_message = set_run
 
     def get_node_ids(self):
         return list(self.clients)
 
     def send_and_receive(self, messages, *, timeout=None):
+        return self.answers(list(messages))
+
+    def push_messages(self, messages):
+        self.sent = list(messages)
+        return [f"m{message.metadata.dst_node_id}" for message in self.sent]
+
+    def pull_messages(self, message_ids):
+        found = self.answers(self.sent)
+        for reply in found:
+            reply.metadata.__dict__["_reply_to_message_id"] = f"m{reply.metadata.src_node_id}"
+        return found
+
+    def answers(self, messages):
         replies = []
-        for message in reversed(list(messages)):  # in an order of their own
+        for message in reversed(messages):  # in an order of their own
             round_ = int(message.content["config"]["server-round"])
             self.asked.append((message.metadata.message_type, round_))
             weights = {name: array.numpy() for name, array in message.content["arrays"].items()}

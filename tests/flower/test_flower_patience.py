@@ -74,17 +74,7 @@ def test_a_round_waits_for_a_multiple_of_the_median(delays, patience, timeout, w
 
 
 class InstantGrid(FakeGrid):
-    """One that only those who push and pull get answers from."""
-
-    def push_messages(self, messages):
-        self.sent = list(messages)
-        return [f"m{m.metadata.dst_node_id}" for m in self.sent]
-
-    def pull_messages(self, message_ids):
-        found = super().send_and_receive(self.sent)
-        for reply in found:
-            reply.metadata.__dict__["_reply_to_message_id"] = f"m{reply.metadata.src_node_id}"
-        return found
+    """One that answers only those who push and pull."""
 
     def send_and_receive(self, messages, *, timeout=None):
         raise AssertionError("nobody was to wait as Flower does")
