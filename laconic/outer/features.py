@@ -132,9 +132,7 @@ def from_view(view: View, x: jax.Array, shape: Sequence[int]) -> jax.Array:
     return x.reshape([shape[axis] for axis in view.order]).transpose(back)
 
 
-def fields_of(
-    param: jax.Array, ada: Ada, mean: jax.Array, deltas: jax.Array, split: Split
-) -> tuple[View, Fields]:
+def fields_of(param: jax.Array, ada: Ada, mean: jax.Array, deltas: jax.Array, split: Split) -> tuple[View, Fields]:
     """Everything about one tensor in its [L, A, B] view; `deltas` is [n, *s]."""
     shape = param.shape
     view = view_of(split)

@@ -20,8 +20,8 @@ from jax.experimental.pallas import triton
 
 from laconic.errors import LaconicError, unknown
 from laconic.outer import programs
+from laconic.outer.blocks import Big, Change, Cut, Geometry, Layers, Small
 from laconic.outer.products import PRECISIONS
-from laconic.outer.programs import Big, Change, Cut, Geometry, Layers, Small
 
 FIRST = ("dot", "fma")
 
@@ -33,6 +33,7 @@ class Tuning(NamedTuple):
     warps, stages: Triton's, of `apply`
     precision:     of the two hidden layers' products, one of `PRECISIONS`
     first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones
+    ahead:         1 to read a row while the one before it is worked on, at the price of registers, else 0
     sum_*:         the same of the two passes that only add up
     interpret:     run by Pallas's interpreter, on any device and slowly
     """
@@ -43,6 +44,7 @@ class Tuning(NamedTuple):
     stages: int = 1
     precision: str = "bf16x3"
     first: str = "dot"
+    ahead: int = 1
     sum_lanes: int = 512
     sum_rows: int = 16
     sum_warps: int = 4
@@ -54,6 +56,8 @@ class Tuning(NamedTuple):
             raise unknown("precision", self.precision, PRECISIONS)
         if self.first not in FIRST:
             raise unknown("first layer", self.first, FIRST)
+        if self.ahead not in (0, 1):
+            raise LaconicError(f"ahead must be 0 or 1, got {self.ahead}.")
         sizes = {n: getattr(self, n) for n in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps")}
         for name, value in sizes.items():
             least = 16 if name.endswith("lanes") else 1
@@ -93,8 +97,7 @@ def apply(
     written = [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
     aliases = {position: i for i, position in enumerate(positions) if i > 0 or change.in_place}
-    how = (tuning.precision, tuning.first, tuning.interpret)
-    kernel = partial(programs.apply, geometry, cut, named, fill_mean, change, how)
+    kernel = partial(programs.apply, geometry, cut, named, fill_mean, change, tuning)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
     param, m, v, *diagonal = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
     return big._replace(param=param, m=m, v=v, diagonal=diagonal[0] if diagonal else None)

@@ -1,4 +1,4 @@
-"""How a tensor lies for the kernels: in place as [L₀, A, L₁, B], its factored axes being A and B; and split over devices.
+"""How a tensor lies for the kernels, in place as [L₀, A, L₁, B] with A and B factored, and how devices share it.
 
 Only a tensor whose last axis is not among its two largest has to be moved: then what comes after B goes first.
 """
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from laconic.architecture import factored_axes
-from laconic.outer.programs import Geometry
+from laconic.outer.blocks import Geometry
 
 
 class Split(NamedTuple):

@@ -237,7 +237,8 @@ def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
 
 @cache
 def _say(architecture: str, path: str, backend: str) -> None:
-    logging.getLogger("laconic").info("the %s step takes the path %r on %s: %s", architecture, path, backend, PATHS[path])
+    log = logging.getLogger("laconic")
+    log.info("the %s step takes the path %r on %s: %s", architecture, path, backend, PATHS[path])
 
 
 def _exactly(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -12,10 +12,10 @@ from jax.experimental import pallas as pl
 
 from laconic.architecture import LAMBDA
 from laconic.outer import kernels
+from laconic.outer.blocks import Change, Layers, Small
 from laconic.outer.features import Ada, normaliser, safe_rsqrt
 from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
-from laconic.outer.programs import Change, Layers, Small
 from laconic.outer.stacks import Stack, Tensor, gather, scatter
 
 LARGEST = 1 << 29  # parameters of a tensor whose three momenta 32-bit offsets still reach

@@ -1,124 +1,19 @@
 """What one program of the GPU kernels does; `outer/kernels.py` says what the kernels are for and launches them.
 
-A tensor is read in place as [L₀, A, L₁, B], A and B being its factored axes and L₀·L₁ = L the others; a vector is
-[1, 1, 1, n] and has an accumulator of its own for every parameter ("diagonal"). A program works on `lanes` parameters
-at a time and goes on down its rows.
-Letters: n deltas (1 or K) · F features, padded to a power of two · N hidden units · G tensors of one shape.
+A program works on `lanes` parameters at a time and goes on down its rows. Letters as in `outer/blocks.py`.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Place, Row, Small
 from laconic.outer.products import product
-
-
-class Geometry(NamedTuple):
-    """A tensor as [L₀, A, L₁, B]; `diagonal` for vectors, whose accumulators are not factored."""
-
-    L0: int
-    A: int
-    L1: int
-    B: int
-    diagonal: bool = False
-
-    @property
-    def L(self) -> int:
-        """How many [A, B] layers there are."""
-        return self.L0 * self.L1
-
-
-class Big(NamedTuple):
-    """What has a value for every parameter, of one tensor or of several laid one after another along L₀."""
-
-    deltas: Any  # [n, L₀, A, L₁, B]
-    mean: Any  # [L₀, A, L₁, B]; None if it is the only delta
-    param: Any
-    m: Any  # [3, L₀, A, L₁, B]
-    v: Any
-    diagonal: Any  # [3, L₀, A, L₁, B], of vectors, else None
-
-
-class Small(NamedTuple):
-    """What the G tensors of one shape share; layers count through all of them."""
-
-    first: Any  # [1]: which of the tensors a launch begins with
-    rates: Any  # [7]: 1 − β
-    here: Any  # [n]: 1 for a worker that is there; None if nobody can be missing
-    lengths: Any  # [G]: of vectors padded to one length, else None
-    factors_a: Any  # [G·L, 3, A]: their product with those along B scales Δ and the momenta
-    factors_b: Any  # [G·L, 3, B]
-
-
-class Layers(NamedTuple):
-    """φ as `apply` reads it: the first layer's weights with normalisers, and what rows and columns add to its sums."""
-
-    w0: Any  # [G, F, N]
-    by_a: Any  # [G·L, A, N], the bias and time included
-    by_b: Any  # [G·L, B, N]
-    w1: Any
-    b1: Any
-    w2: Any  # [2, N]
-    b2: Any
-
-
-class Change(NamedTuple):
-    """W ← W − (share·step + decay·W); an absent worker's slot is filled with the mean or with 0."""
-
-    share: float
-    decay: float
-    lam: float
-    in_place: bool  # otherwise only the change of W is written, as updates in optax's sense
-
-
-class Cut(NamedTuple):
-    """How a tensor is cut into programs: `down` × `across` of them a layer, `rows` times `lanes` parameters each."""
-
-    lanes: int
-    width: int  # columns among the lanes; the other lanes are the rows below
-    rows: int
-    down: int
-    across: int
-
-    @property
-    def tall(self) -> int:
-        """Rows among the lanes."""
-        return self.lanes // self.width
-
-    @classmethod
-    def of(cls, geometry: Geometry, lanes: int, rows: int) -> "Cut":
-        """Lanes along B as far as it goes, and no more rows than there are."""
-        width = min(lanes, max(16, pl.next_power_of_2(geometry.B)))
-        tall = lanes // width
-        rows = min(rows, pl.next_power_of_2(pl.cdiv(geometry.A, tall)))
-        return cls(lanes, width, rows, pl.cdiv(geometry.A, tall * rows), pl.cdiv(geometry.B, width))
-
-
-class Place(NamedTuple):
-    """Where a program stands: its layer in its own arrays and among all tensors, its block of rows and of columns."""
-
-    layer: jax.Array
-    of_all: jax.Array
-    tensor: jax.Array
-    down: jax.Array
-    across: jax.Array
-
-
-class Lanes(NamedTuple):
-    """Where a program's lanes stand, and what stays the same for them while it goes down its rows."""
-
-    place: Place
-    columns: jax.Array  # [lanes]
-    row: jax.Array | None  # [lanes]: how far below the first, if they go over several rows
-    length: Any  # of the rows
-    rates: list[jax.Array]
-    here: list[jax.Array]
-    factors_b: list[jax.Array]
 
 
 def squares(geometry: Geometry, cut: Cut, mean: Any, by_row: Any, by_column: Any) -> None:
@@ -140,64 +35,63 @@ def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: An
     small, big = named(ins)
     lanes, count = _lanes(geometry, cut, small), out.shape[1]
 
-    def body(i: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        a, live = _row(geometry, cut, lanes, i)
-        features, _ = _features(geometry, big, small, lanes, fill_mean, a, live)
+    def body(i: Any, sums: tuple[jax.Array, ...], row: Row) -> tuple[jax.Array, ...]:
+        features, _ = _features(geometry, lanes, fill_mean, row)
+        live = _live(geometry, lanes, _index(cut, lanes, i))
         return tuple(s + jnp.where(live, x * x, 0.0) for s, x in zip(sums, features, strict=True))
 
-    sums = jax.lax.fori_loop(0, cut.rows, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
+    read = partial(_read, geometry, cut, big, small, lanes, None)
+    sums = _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
     for f, total in enumerate(sums):
         out[pl.program_id(0), f] = jnp.sum(total)
 
 
-def apply(
-    geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Change, how: tuple[str, str, bool], *refs: Any
-) -> None:
-    """Features again, the MLP, and everything that has a new value."""
-    precision, first, interpret = how
+def apply(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Change, tuning: Any, *refs: Any) -> None:
+    """Features again, the MLP, and everything that has a new value; `tuning` as the kernel is launched with."""
     outs = 4 if geometry.diagonal else 3
-    small, layers, big = named(refs[:-outs])
+    small, phi, big = named(refs[:-outs])
     new_param, new_m, new_v, *new_diagonal = refs[-outs:]
-    lanes = _lanes(geometry, cut, small)
-    place, columns, dot = lanes.place, lanes.columns, product(precision, interpret)
-    w0, w1, b1 = layers.w0[place.tensor], layers.w1[...], layers.b1[...]
-    of_direction, of_magnitude = layers.w2[0, :][None, :], layers.w2[1, :][None, :]
-    direction_bias, magnitude_bias = layers.b2[0], layers.b2[1]
-    hidden = jnp.arange(w1.shape[0])
+    lanes, dot = _lanes(geometry, cut, small), product(tuning.precision, tuning.interpret)
+    tensor, tile = lanes.place.tensor, (cut.lanes, phi.b1.shape[0])
+    w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
     # The columns' share of the first layer stays in registers while the program goes down its rows.
-    tile = lambda ref, index, live: triton.load(
-        ref.at[place.of_all, index, hidden[None, :]], mask=jnp.broadcast_to(live, (cut.lanes, hidden.size)), other=0.0
-    )
-    inside = (columns < geometry.B)[:, None]
-    second = jnp.broadcast_to(b1[None, :], (cut.lanes, hidden.size))
-    by_b = None if layers.by_b is None else tile(layers.by_b, columns[:, None], inside)
+    by_b = None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
 
-    def body(i: Any, carry: None) -> None:
-        a, live = _row(geometry, cut, lanes, i)
-        features, (param, m_3, v, diagonal) = _features(geometry, big, small, lanes, fill_mean, a, live)
-        if cut.tall == 1:
-            by_a = layers.by_a[place.of_all, jnp.minimum(a, geometry.A - 1), :][None, :]
-        else:
-            by_a = tile(layers.by_a, a[:, None], (a < geometry.A)[:, None])
-        h = jnp.broadcast_to(by_a, (cut.lanes, hidden.size)) if by_b is None else by_b + by_a
-        if first == "dot":
+    def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
+        features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
+        by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
+        h = jnp.broadcast_to(by_a, tile) if by_b is None else by_b + by_a
+        if tuning.first == "dot":
             h = dot(h, _joined(features, w0.shape[0]), w0)
         else:
             for f, x in enumerate(features):
-                h = h + x[:, None] * layers.w0[place.tensor, f, :][None, :]
+                h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
         h = jnp.maximum(dot(second, jnp.maximum(h, 0.0), w1), 0.0)
-        direction = jnp.sum(h * of_direction, axis=1) + direction_bias
-        magnitude = jnp.sum(h * of_magnitude, axis=1) + magnitude_bias
+        direction, magnitude = (jnp.sum(h * phi.w2[out, :][None, :], axis=1) + phi.b2[out] for out in (0, 1))
         moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
-        write = partial(_write, geometry, place.layer, a, columns, live)
+        write = partial(_write, geometry, lanes, _index(cut, lanes, i))
         write(new_param, (), param - moved if change.in_place else -moved)
         for c in range(3):
             write(new_m, (c,), m_3[c])
             if geometry.diagonal:
                 write(new_diagonal[0], (c,), diagonal[c])
         write(new_v, (), v)
+        return carry
 
-    jax.lax.fori_loop(0, cut.rows, body, None)
+    _down(cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ())
+
+
+def _down(rows: int, ahead: int, read: Any, body: Any, carry: Any) -> Any:
+    """Go down the rows; with `ahead` each is read while the one before it is worked on."""
+    if not ahead or rows == 1:
+        return jax.lax.fori_loop(0, rows, lambda i, carry: body(i, carry, read(i)), carry)
+
+    def step(i: Any, both: Any) -> Any:
+        row, carry = both
+        following = read(i + 1)
+        return following, body(i, carry, row)
+
+    return jax.lax.fori_loop(0, rows, step, (read(0), carry))[1]
 
 
 def _place(geometry: Geometry, cut: Cut, first: jax.Array | None) -> Place:
@@ -225,42 +119,73 @@ def _lanes(geometry: Geometry, cut: Cut, small: Small) -> Lanes:
     return Lanes(place, columns, row, length, [small.rates[c] for c in range(7)], here, factors_b)
 
 
-def _row(geometry: Geometry, cut: Cut, lanes: Lanes, i: Any) -> tuple[jax.Array, jax.Array]:
-    """The lanes' rows in step i, and which lanes are inside the tensor."""
+def _index(cut: Cut, lanes: Lanes, i: Any) -> jax.Array:
+    """The row of the lanes in step i, or each one's own."""
     begin = (lanes.place.down * cut.rows + i) * cut.tall
-    a = begin if lanes.row is None else begin + lanes.row
-    return a, (lanes.columns < lanes.length) & (a < geometry.A)
+    return begin if lanes.row is None else begin + lanes.row
+
+
+def _live(geometry: Geometry, lanes: Lanes, a: jax.Array) -> jax.Array:
+    """Which lanes are inside the tensor."""
+    return (lanes.columns < lanes.length) & (a < geometry.A)
+
+
+def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by_a: Any, i: Any) -> Row:
+    """Everything that step i needs from memory; past the program's last row nothing is read."""
+    a = _index(cut, lanes, i)
+    live = _live(geometry, lanes, a) & (i < cut.rows)
+    l0, l1 = _split(lanes.place.layer, geometry.L1)
+    at = (l0, a, l1, lanes.columns)
+    read = lambda ref, *lead: triton.load(ref.at[(*lead, *at)], mask=live, other=0.0)
+    deltas = [read(big.deltas, k) for k in range(big.deltas.shape[0])]
+    mean = deltas[0] if big.mean is None else read(big.mean)
+    m_3, diagonal = [read(big.m, c) for c in range(3)], []
+    layer, factors_a = lanes.place.of_all, []
+    if geometry.diagonal:
+        diagonal = [read(big.diagonal, c) for c in range(3)]
+    else:
+        factors_a = [_along(small.factors_a, layer, a, geometry.A, c) for c in range(3)]
+    if by_a is None:
+        added = jnp.float32(0)
+    elif lanes.row is None:
+        added = by_a[layer, jnp.minimum(a, geometry.A - 1), :]
+    else:
+        added = _tile(by_a, layer, a, geometry.A)
+    return Row(deltas, mean, read(big.param), m_3, read(big.v), diagonal, factors_a, added)
 
 
 def _features(
-    geometry: Geometry, big: Big, small: Small, lanes: Lanes, fill_mean: bool, a: jax.Array, live: jax.Array
+    geometry: Geometry, lanes: Lanes, fill_mean: bool, row: Row
 ) -> tuple[list[jax.Array], tuple[jax.Array, list[jax.Array], jax.Array, list[jax.Array]]]:
     """The per-parameter features of the lanes from updated accumulators; and W, m, v and the diagonal ones."""
-    l0, l1 = _split(lanes.place.layer, geometry.L1)
-    at = (l0, a, l1, lanes.columns)
-    read = lambda ref, *lead: triton.load(ref.at[(*lead, *at)], mask=live, other=0.0).astype(jnp.float32)
+    row = jax.tree.map(lambda x: x.astype(jnp.float32), row)
     decay = lambda c, old, new: (1 - lanes.rates[c]) * old + lanes.rates[c] * new
-    deltas = [read(big.deltas, k) for k in range(big.deltas.shape[0])]
-    mean = deltas[0] if big.mean is None else read(big.mean)
+    mean, deltas = row.mean, row.deltas
     if lanes.here:
         empty = mean if fill_mean else jnp.zeros_like(mean)
         deltas = [jnp.where(here > 0, delta, empty) for here, delta in zip(lanes.here, deltas, strict=True)]
-    param, square = read(big.param), mean * mean
-    m_3 = [decay(c, read(big.m, c), mean) for c in range(3)]
-    v = decay(3, read(big.v), square)
+    square = mean * mean
+    m_3 = [decay(c, old, mean) for c, old in enumerate(row.m)]
+    v = decay(3, row.v, square)
     rsqrt_v = jax.lax.rsqrt(v + 1e-6)
     if geometry.diagonal:
-        diagonal = [decay(4 + c, read(big.diagonal, c), square + 1e-30) for c in range(3)]
+        diagonal = [decay(4 + c, old, square + 1e-30) for c, old in enumerate(row.diagonal)]
         of_delta = [jax.lax.rsqrt(jnp.maximum(r + 1e-9, 1e-9)) for r in diagonal]
         of_m = [jax.lax.rsqrt(r + 1e-6) for r in diagonal]
         more = [*diagonal, *(jax.lax.rsqrt(r + 1e-8) for r in diagonal)]
     else:
-        along_a = partial(_along, small.factors_a, lanes.place.of_all, a, geometry.A)
-        of_delta = [along_a(c) * factor for c, factor in enumerate(lanes.factors_b)]
+        of_delta = [a * b for a, b in zip(row.factors_a, lanes.factors_b, strict=True)]
         of_m, diagonal, more = of_delta, [], []
-    features = [*deltas, param, *m_3, v, *(x * rsqrt_v for x in m_3), rsqrt_v]
+    features = [*deltas, row.param, *m_3, v, *(x * rsqrt_v for x in m_3), rsqrt_v]
     features += [mean * f for f in of_delta] + [x * f for x, f in zip(m_3, of_m, strict=True)] + more
-    return features, (param, m_3, v, diagonal)
+    return features, (row.param, m_3, v, diagonal)
+
+
+def _tile(ref: Any, layer: jax.Array, index: jax.Array, length: int) -> jax.Array:
+    """[lanes, N]: what each lane's row or column adds to the first layer."""
+    hidden = jnp.arange(ref.shape[2])
+    inside = jnp.broadcast_to((index < length)[:, None], (index.shape[0], hidden.size))
+    return triton.load(ref.at[layer, index[:, None], hidden[None, :]], mask=inside, other=0.0)
 
 
 def _along(ref: Any, layer: jax.Array, index: jax.Array, length: int, c: int) -> jax.Array:
@@ -280,8 +205,7 @@ def _joined(columns: Sequence[jax.Array], count: int) -> jax.Array:
     return parts[0].reshape(columns[0].shape[0], count)
 
 
-def _write(
-    geometry: Geometry, layer: jax.Array, a: jax.Array, columns: jax.Array, live: jax.Array, ref: Any, lead: Any, x: Any
-) -> None:
-    l0, l1 = _split(layer, geometry.L1)
-    triton.store(ref.at[(*lead, l0, a, l1, columns)], x.astype(ref.dtype), mask=live)
+def _write(geometry: Geometry, lanes: Lanes, a: jax.Array, ref: Any, lead: tuple[int, ...], x: jax.Array) -> None:
+    l0, l1 = _split(lanes.place.layer, geometry.L1)
+    at = ref.at[(*lead, l0, a, l1, lanes.columns)]
+    triton.store(at, x.astype(ref.dtype), mask=_live(geometry, lanes, a))

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from laconic.outer.blocks import Big, Geometry
 from laconic.outer.features import Ada
 from laconic.outer.layout import Layout, Split, padded
-from laconic.outer.programs import Big, Geometry
 
 SMALL = 1 << 16  # parameters up to which a tensor is copied to share launches
 
@@ -94,6 +94,6 @@ def scatter(tensors: Sequence[Tensor], stack: Stack, stepped: Sequence[Big]) -> 
 def _view(t: Tensor) -> Big:
     layout = Layout.of(t.param.shape, t.split.pair)
     see = lambda x: layout.see(x if t.param.ndim else x[..., None])
-    deltas = t.mean[None] if t.deltas is None else t.deltas
+    deltas, mean = (t.mean[None], None) if t.deltas is None else (t.deltas, see(t.mean))
     diagonal = layout.see(t.ada.row) if layout.geometry.diagonal else None
-    return Big(see(deltas), None if t.deltas is None else see(t.mean), see(t.param), see(t.ada.m), see(t.ada.v), diagonal)
+    return Big(see(deltas), mean, see(t.param), see(t.ada.m), see(t.ada.v), diagonal)
