@@ -223,11 +223,11 @@ class Run:
 
 def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
     """The path for tensors of these sizes on the platform JAX runs on; said in the log once."""
-    backend, can = jax.default_backend(), spec.accumulates and passes.serves(spec.hidden, sizes)
+    backend, can = jax.default_backend(), spec.accumulates and passes.serves(spec.hidden, spec.deltas, sizes)
     if path == "passes" and not can:
         raise LaconicError(
             f"the three kernels need an architecture with accumulators, a hidden width that is a power of two from 16 "
-            f"on, and tensors of at most {passes.LARGEST:,} parameters: choose path='auto'."
+            f"on, and tensors whose deltas and momenta are below {passes.REACH:,} numbers: choose path='auto'."
         )
     if path == "auto":
         path = "passes" if backend == "gpu" and can and sum(sizes) >= LARGE else "tensorwise"

@@ -18,7 +18,7 @@ from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
 from laconic.outer.stacks import Stack, Tensor, gather, scatter
 
-LARGEST = 1 << 29  # parameters of a tensor whose three momenta 32-bit offsets still reach
+REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of a tensor lie in one array
 
 
 class Phi(NamedTuple):
@@ -33,9 +33,9 @@ class Phi(NamedTuple):
     in_place: bool  # otherwise parameters come back as their change, for optax to add
 
 
-def serves(hidden: int, sizes: Sequence[int]) -> bool:
+def serves(hidden: int, deltas: int, sizes: Sequence[int]) -> bool:
     """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of 32 bits."""
-    return hidden >= 16 and hidden & (hidden - 1) == 0 and max(sizes, default=0) <= LARGEST
+    return hidden >= 16 and hidden & (hidden - 1) == 0 and max(3, deltas) * max(sizes, default=0) < REACH
 
 
 def model_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tuple[jax.Array, Ada]]:

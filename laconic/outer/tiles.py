@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-CPU_TILE = 1 << 13  # features and hidden layers of a tile stay in a core's cache
+CPU_TILE = 1 << 12  # features and hidden layers of a tile stay in a core's cache
 ACCELERATOR_TILE = 1 << 22  # as much at once as keeps the hidden layers under half a gigabyte
 
 

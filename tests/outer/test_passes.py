@@ -160,7 +160,8 @@ def test_models_of_a_size_take_the_passes_on_a_gpu(monkeypatch, caplog, raises_c
         assert choose("auto", spec, learned.LARGE) == "tensorwise"
         with raises_clearly("accumulators", "power of two", "path='auto'"):
             choose("passes", spec, learned.LARGE)
-    assert choose("auto", LOPT_A, passes.LARGEST + 1) == "tensorwise"
+    sizes = passes.REACH // 8, passes.REACH // 8 - 1
+    assert [choose("auto", LAGG_A[8], size) for size in sizes] == ["tensorwise", "passes"]
 
 
 def test_bad_tunings_are_refused(raises_clearly):
