@@ -5,7 +5,7 @@ An outer step unrolls pairs × 2 × truncation rounds; medians of several timing
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -51,7 +51,7 @@ class MetaTrainConfig:
         suited |= {"repeats": 3 if slow else 5, "steps": 1 if slow else 10}
         given = {name: getattr(self, name) for name in suited}
         require_positive(**{name: value for name, value in given.items() if value is not None})
-        return MetaTrainConfig(**(asdict(self) | {n: suited[n] if v is None else v for n, v in given.items()}))
+        return replace(self, **{name: suited[name] if value is None else value for name, value in given.items()})
 
 
 def measure(config: MetaTrainConfig, tick: Tick = lambda name: None) -> dict[str, Any]:

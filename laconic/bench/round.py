@@ -60,7 +60,7 @@ def measure(config: RoundConfig, tick: Tick = lambda name: None) -> dict[str, An
     return {**numbers, "figures": figures}
 
 
-def seconds(programs: dict[str, Callable[[], Any]], repeats: int, tick: Tick) -> dict[str, float]:
+def seconds(programs: dict[str, Callable[[], Any]], repeats: int, tick: Tick = lambda name: None) -> dict[str, float]:
     """Median seconds of each program, alternating, after a warm-up call of each."""
     for program in programs.values():
         jax.block_until_ready(program())

@@ -63,7 +63,8 @@ def gather(tensors: Sequence[Tensor]) -> Stack:
         views = [jax.tree.map(lambda *x: jnp.concatenate(x, axis=-4), *views)]
     if geometry.diagonal:
         return Stack(layout, geometry, views, lengths, None, None)
-    rows, cols = [t.ada.row for t in tensors], [t.ada.col for t in tensors]
+    rows: list[Any] = [t.ada.row for t in tensors]
+    cols: list[Any] = [t.ada.col for t in tensors]
     of_a, of_b = (rows, cols) if layout.wide else (cols, rows)
     along_a = jnp.concatenate([layout.along(x, 0) for x in of_a])
     return Stack(layout, geometry, views, lengths, along_a, jnp.concatenate([layout.along(x, 1) for x in of_b]))
@@ -83,10 +84,9 @@ def scatter(tensors: Sequence[Tensor], stack: Stack, stepped: Sequence[Big]) -> 
             layers = slice(g * stack.geometry.L, (g + 1) * stack.geometry.L)
             sides = [(stack.along_a[layers], 0), (stack.along_b[layers], 1)]
             (row, at_row), (col, at_col) = sides if layout.wide else sides[::-1]
-            row, col = (
-                layout.from_along(row, tensor.ada.row.shape, at_row),
-                layout.from_along(col, jnp.shape(tensor.ada.col), at_col),
-            )
+            assert tensor.ada.col is not None
+            row = layout.from_along(row, tensor.ada.row.shape, at_row)
+            col = layout.from_along(col, tensor.ada.col.shape, at_col)
         found.append((home(own.param), Ada(home(own.m), home(own.v), row, col)))
     return found
 
