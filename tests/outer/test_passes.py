@@ -145,6 +145,25 @@ def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning):
     assert counts == [3, 4, 4]  # two large ones alone, the kernel; and both vectors together
 
 
+def test_two_models_in_a_vmap():
+    """Runs over several seeds are one vmap, with φ shared."""
+    cases = [Case(LOPT_A, {"wide": (7, 40), "vector": (6,)}, seed) for seed in (360, 370)]
+    args = [(case.params, case.init(), *case.at(0)) for case in cases]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *args)
+    theta = cases[0].theta
+    update = lambda *args: step(LOPT_A, theta, *args, path="passes", tuning=CUT)[1]
+    found = jax.jit(jax.vmap(update), compiler_options=QUICK)(*stacked)
+    for i, case in enumerate(cases):
+        case.theta = theta
+        assert_close({name: x[i] for name, x in found.items()}, case.twin()[0][1], 2e-5)
+    large = {"large": jnp.zeros((2, 300, 520)), "vector": jnp.zeros((2, 700))}
+    outer = LOPT_A(theta, path="passes")
+    state = jax.vmap(outer.tx.init)(large)
+    assert outer.step is not None
+    text = jax.jit(jax.vmap(outer.step)).trace(large, state, large).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "learned_apply"') == 2
+
+
 def test_models_of_a_size_take_the_passes_on_a_gpu(monkeypatch, caplog, raises_clearly):
     choose = lambda path, spec, *sizes: learned.choose(path, spec, sizes)
     assert choose("auto", LOPT_A, learned.LARGE) == "tensorwise"
