@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from laconic.architecture import LAMBDA
 from laconic.outer import features, fused
 from laconic.outer.layout import Split
-from laconic.outer.tiles import Walk
+from laconic.outer.tiles import Walk, default_strands
 
 Theta = dict[str, jax.Array]
 
@@ -41,7 +41,7 @@ def tensor_step(
         view, fields = features.fields_of(param, ada, mean, deltas, split)
         groups = features.groups
     A, B = fields[0].shape[2:]
-    walk = Walk((param.size // (A * B), A, B), tile)
+    walk = Walk((param.size // (A * B), A, B), tile, default_strands(param.size))
     sums = split.total(walk.reduce(lambda f, masks: features.square_sums(groups(f), masks), fields))
     count = sums.shape[0]
     first = {
