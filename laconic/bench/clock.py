@@ -15,23 +15,32 @@ MOST = 200  # calls in a timing
 
 
 class Step(NamedTuple):
-    """A compiled `state, *rest → state` whose state is donated, with what it starts from."""
+    """A compiled `state, *rest → state` whose state is donated, and its first state; a call takes `inner` steps."""
 
     call: Callable[..., Any]
     state: Any
     rest: tuple[Any, ...]
     temporary_bytes: int | None
+    inner: int = 1
 
 
-def compiled(function: Callable[..., Any], state: Any, *rest: Any) -> Step:
-    """`function(state, *rest)` ready to be called; the given state is used up by the first call."""
-    program = jax.jit(function, donate_argnums=0).lower(state, *rest).compile()
+def compiled(function: Callable[..., Any], state: Any, *rest: Any, inner: int = 1) -> Step:
+    """`function(state, *rest)` ready to be called; the given state is used up by the first call.
+
+    With `inner` a call takes that many steps in a loop on the device: handing over a thousand arrays from Python takes
+    about as long as a step on a large GPU.
+    """
+
+    def several(state: Any, *rest: Any) -> Any:
+        return jax.lax.fori_loop(0, inner, lambda _, state: function(state, *rest), state)
+
+    program = jax.jit(several if inner > 1 else function, donate_argnums=0).lower(state, *rest).compile()
     memory = program.memory_analysis()
-    return Step(program, state, rest, None if memory is None else memory.temp_size_in_bytes)
+    return Step(program, state, rest, None if memory is None else memory.temp_size_in_bytes, inner)
 
 
 def medians(steps: Mapping[str, Step], repeats: int, tick: Tick = lambda name: None) -> dict[str, float]:
-    """Median seconds of a call of each, in alternation, after a warm-up that also counts how many calls to time."""
+    """Median seconds of a step of each, in alternation, after a warm-up that also counts how many calls to time."""
     states, calls, times = {}, {}, {name: [] for name in steps}
     for name, step in steps.items():
         state = jax.block_until_ready(step.call(step.state, *step.rest))
@@ -44,12 +53,12 @@ def medians(steps: Mapping[str, Step], repeats: int, tick: Tick = lambda name: N
             for _ in range(calls[name]):
                 states[name] = step.call(states[name], *step.rest)
             jax.block_until_ready(states[name])
-            times[name].append((time.perf_counter() - begin) / calls[name])
+            times[name].append((time.perf_counter() - begin) / (calls[name] * step.inner))
             tick(name)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def bandwidth(parameters: int = 1 << 26, repeats: int = 5) -> float:
     """Bytes a second that this device reads and writes, by adding one to a large array."""
-    step = compiled(lambda x: x + 1.0, jnp.zeros(parameters))
+    step = compiled(lambda x: x + 1.0, jnp.zeros(parameters), inner=10)
     return 8 * parameters / medians({"copy": step}, repeats)["copy"]

@@ -1,7 +1,9 @@
 """Server steps on real models' shapes: learned ones and AdamW, against what memory traffic alone would take."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -51,6 +53,13 @@ class ServerStepConfig:
     """Measure `passes` at these precisions too, for example: --precisions tf32 tf32x3."""
     repeats: int = 5
     """Timings of each; the median counts."""
+    inner: int | None = None
+    """Steps that one call takes on the device; 10, or 1 on a CPU."""
+
+    @property
+    def steps(self) -> int:
+        """`inner`, or what suits the platform."""
+        return self.inner or (1 if jax.default_backend() == "cpu" else 10)
 
     def check(self) -> None:
         """Refuse what is unknown before anything is compiled."""
@@ -62,7 +71,7 @@ class ServerStepConfig:
             for name in given:
                 if name not in known:
                     raise unknown(what, name, known)
-        require_positive(workers=self.workers, repeats=self.repeats)
+        require_positive(workers=self.workers, repeats=self.repeats, inner=1 if self.inner is None else self.inner)
         for tuning in (self.tuning, *(self.tuning._replace(precision=p) for p in self.precisions)):
             tuning.check()
         if self.tune and jax.default_backend() != "gpu":
@@ -117,8 +126,11 @@ def tuned(config: ServerStepConfig, tick: Tick) -> tuple[Tuning, dict[str, float
     def time_of(tuning: Tuning) -> float:
         name = " ".join(f"{knob}={getattr(tuning, knob)}" for knob in KNOBS)
         if name not in tried:
-            step = learned_step("lopt-a", TUNED_ON, 1, "passes", config.accumulators, tuning)
-            tried[name] = medians({name: step}, 3, tick)[name]
+            try:
+                step = learned_step("lopt-a", TUNED_ON, 1, "passes", config.accumulators, tuning, config.steps)
+                tried[name] = medians({name: step}, 3, tick)[name]
+            except jax.errors.JaxRuntimeError:  # more registers or shared memory than there are: null in the record
+                tried[name] = math.inf
         return tried[name]
 
     for knob, values in KNOBS.items():
@@ -129,16 +141,16 @@ def tuned(config: ServerStepConfig, tick: Tick) -> tuple[Tuning, dict[str, float
 def _steps(config: ServerStepConfig, shapes: Sequence[tuple[int, ...]], tuning: Tuning) -> Iterator[tuple[str, Step]]:
     for stepper in config.steppers:
         if stepper == "adamw":
-            yield stepper, adamw_step(shapes)
+            yield stepper, adamw_step(shapes, config.steps)
             continue
-        yield stepper, learned_step(stepper, shapes, config.workers, config.path, config.accumulators, tuning)
+        make = partial(learned_step, stepper, shapes, config.workers)
+        yield stepper, make(config.path, config.accumulators, tuning, config.steps)
         for precision in config.precisions:
             other = tuning._replace(precision=precision)
-            step = learned_step(stepper, shapes, config.workers, "passes", config.accumulators, other)
-            yield f"{stepper} {precision}", step
+            yield f"{stepper} {precision}", make("passes", config.accumulators, other, config.steps)
 
 
-def adamw_step(shapes: Sequence[tuple[int, ...]]) -> Step:
+def adamw_step(shapes: Sequence[tuple[int, ...]], inner: int) -> Step:
     """One step of optax's AdamW, parameters and state in place."""
     tx, (params, delta) = optax.adamw(1e-3), (_tensors(shapes, seed) for seed in (1, 2))
 
@@ -146,11 +158,17 @@ def adamw_step(shapes: Sequence[tuple[int, ...]]) -> Step:
         updates, state = tx.update(delta, both[1], both[0])
         return optax.apply_updates(both[0], updates), state
 
-    return compiled(step, (params, tx.init(params)), delta)
+    return compiled(step, (params, tx.init(params)), delta, inner=inner)
 
 
 def learned_step(
-    architecture: str, shapes: Sequence[tuple[int, ...]], K: int, path: str, accumulators: str, tuning: Tuning
+    architecture: str,
+    shapes: Sequence[tuple[int, ...]],
+    K: int,
+    path: str,
+    accumulators: str,
+    tuning: Tuning,
+    inner: int,
 ) -> Step:
     """One learned step, parameters and accumulators in place."""
     learned = LearnedOptimizer(architecture, K if architecture.startswith("lagg") else None)
@@ -164,7 +182,7 @@ def learned_step(
     def step(both: Any, mean: Any, deltas: Any) -> Any:
         return take(mean, both[1], both[0], worker_deltas=deltas)
 
-    return compiled(step, (params, outer.tx.init(params)), mean, deltas)
+    return compiled(step, (params, outer.tx.init(params)), mean, deltas, inner=inner)
 
 
 def _tensors(shapes: Sequence[tuple[int, ...]], seed: int) -> list[jax.Array]:

@@ -1,6 +1,7 @@
 """`laconic bench`: what is measured, the record, the picture, and the comparison with an earlier record."""
 
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -132,13 +133,27 @@ def test_the_clock_takes_medians_of_chained_calls(monkeypatch):
     monkeypatch.setattr(clock, "LEAST", 0.0)
     assert clock.medians({"one": watched}, 3)["one"] > 0
     assert seen == [0.0, 1.0, 2.0, 3.0, 4.0]  # each call takes what the last one gave
+    assert clock.compiled(lambda x: x + 1.0, jnp.zeros(3), inner=4).call(jnp.zeros(3))[0] == 4.0
+
+
+def test_a_cut_that_does_not_compile_is_not_chosen(monkeypatch):
+    def refuse_many_lanes(architecture, shapes, K, path, accumulators, tuning, inner):
+        if tuning.lanes > 64:
+            raise jax.errors.JaxRuntimeError("out of registers")
+        return tuning
+
+    monkeypatch.setattr(server_step, "learned_step", refuse_many_lanes)
+    monkeypatch.setattr(server_step, "medians", lambda steps, repeats, tick: dict.fromkeys(steps, 1.0))
+    best, tried = server_step.tuned(server_step.ServerStepConfig(), lambda name: None)
+    assert best.lanes == 64
+    assert math.inf in tried.values()
 
 
 def test_tuning_keeps_the_fastest_of_each_knob(monkeypatch):
     want = {"lanes": 64, "rows": 16, "sum_warps": 8}
     asked = []
 
-    def pretend(architecture, shapes, K, path, accumulators, tuning):
+    def pretend(architecture, shapes, K, path, accumulators, tuning, inner):
         asked.append(tuning)
         return tuning
 
