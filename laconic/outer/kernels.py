@@ -10,7 +10,7 @@ writes its own sums and they are added up afterwards, so the same bits come out 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -70,7 +70,7 @@ def squares(geometry: Geometry, mean: jax.Array, tuning: Tuning) -> tuple[jax.Ar
     """Σ Δ² over blocks of columns [layers, A, blocks] and over blocks of rows [layers, blocks, B]."""
     cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), mean.shape[0] * geometry.L1
     outs = [_f32(layers, geometry.A, cut.across), _f32(layers, cut.down, geometry.B)]
-    kernel = partial(programs.squares, geometry, cut)
+    kernel = _bound(programs.squares, geometry, cut)
     by_row, by_column = _call("squares", kernel, cut, layers, [mean], outs, tuning, tuning.sum_warps)
     return by_row, by_column
 
@@ -83,7 +83,7 @@ def moments(geometry: Geometry, big: Big, small: Small, fill_mean: bool, tuning:
     cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), big.param.shape[0] * geometry.L1
     count = big.deltas.shape[0] + (21 if geometry.diagonal else 15)
     arrays, named = _listed(small, big)
-    kernel = partial(programs.moments, geometry, cut, named, fill_mean)
+    kernel = _bound(programs.moments, geometry, cut, named, fill_mean)
     outs = [_f32(layers * cut.down * cut.across, count)]
     return _call("moments", kernel, cut, layers, arrays, outs, tuning, tuning.sum_warps)[0]
 
@@ -97,7 +97,7 @@ def apply(
     written = [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
     aliases = {position: i for i, position in enumerate(positions) if i > 0 or change.in_place}
-    kernel = partial(programs.apply, geometry, cut, named, fill_mean, change, tuning)
+    kernel = _bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
     param, m, v, *diagonal = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
     return big._replace(param=param, m=m, v=v, diagonal=diagonal[0] if diagonal else None)
@@ -107,16 +107,28 @@ def _f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _listed(*groups: Any) -> tuple[list[jax.Array], Callable[[Sequence[Any]], list[Any]]]:
-    """The arrays that are there, and how to give a kernel's references their names again."""
-    there = [[x is not None for x in group] for group in groups]
-    kinds = [type(group) for group in groups]
+class Named(NamedTuple):
+    """Which arrays of several groups are there; gives a kernel's references their names again."""
 
-    def named(refs: Sequence[Any]) -> list[Any]:
+    kinds: tuple[type, ...]
+    there: tuple[tuple[bool, ...], ...]
+
+    def __call__(self, refs: Sequence[Any]) -> list[Any]:
+        """The groups, with references for arrays."""
         left = iter(refs)
-        return [kind(*(next(left) if here else None for here in row)) for kind, row in zip(kinds, there, strict=True)]
+        rows = zip(self.kinds, self.there, strict=True)
+        return [kind(*(next(left) if here else None for here in row)) for kind, row in rows]
 
-    return [x for group in groups for x in group if x is not None], named
+
+def _listed(*groups: Any) -> tuple[list[jax.Array], Named]:
+    there = tuple(tuple(x is not None for x in group) for group in groups)
+    return [x for group in groups for x in group if x is not None], Named(tuple(map(type, groups)), there)
+
+
+@cache
+def _bound(program: Callable[..., None], *settings: Any) -> Callable[..., None]:
+    """The program with its settings; one object for the same settings, so that JAX traces and lowers it only once."""
+    return partial(program, *settings)
 
 
 def _call(
@@ -131,12 +143,11 @@ def _call(
     aliases: dict[int, int] | None = None,
 ) -> list[jax.Array]:
     """Run a kernel whose references are whole arrays, over all programs of `layers` layers."""
-    whole = lambda x: pl.BlockSpec(x.shape, partial(_origin, len(x.shape)))
     run = pl.pallas_call(
         kernel,
         grid=(layers * cut.down * cut.across,),
-        in_specs=[whole(x) for x in arrays],
-        out_specs=[whole(x) for x in outs],
+        in_specs=[_whole(x.shape) for x in arrays],
+        out_specs=[_whole(x.shape) for x in outs],
         out_shape=list(outs),
         input_output_aliases=aliases or {},
         interpret=tuning.interpret,
@@ -144,6 +155,11 @@ def _call(
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=tuning.stages),
     )
     return list(run(*arrays))
+
+
+@cache
+def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+    return pl.BlockSpec(shape, partial(_origin, len(shape)))
 
 
 def _origin(axes: int, *grid: Any) -> tuple[int, ...]:
