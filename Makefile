@@ -83,8 +83,9 @@ dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
 bench: $(VENV)/.dev  ## measure speed and memory against plain JAX and a textbook implementation
-	$(BIN)/python benchmarks/round.py
-	$(BIN)/python benchmarks/meta_train.py
+	$(BIN)/laconic bench round
+	$(BIN)/laconic bench server-step
+	$(BIN)/laconic bench meta-train
 	$(BIN)/python benchmarks/federated.py --rounds 100
 
 clean:  ## remove what was built

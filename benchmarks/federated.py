@@ -19,7 +19,7 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file too
 
-from benchmarks.round import fmnist, seconds
+from laconic.bench.round import fmnist, seconds
 from laconic.evaluate.run import Setting, Simulation
 from laconic.federated import Federated
 from laconic.recipes.methods import parse_method

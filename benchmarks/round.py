@@ -1,172 +1,23 @@
-"""How fast a simulated round is against bare JAX, and a LOpt-A server step against the textbook.
+"""`laconic bench round` as a script: every number on a line, and the last line is one JSON object.
 
-    python benchmarks/round.py [--rounds 20] [--parameters 10000000] [--repeats 5]
-
-Ratios are taken within one run, alternating the two programs, so that they mean something on a busy machine too.
-The last line is one JSON object.
+python benchmarks/round.py [--rounds 20] [--parameters 10000000] [--repeats 5]
 """
 
-import argparse
 import json
-import statistics
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
+import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file too
 
-from benchmarks import textbook
-from laconic.data.feed import Resident
-from laconic.data.splits import Dataset
-from laconic.errors import LaconicError
-from laconic.evaluate.run import Setting, Simulation
-from laconic.outer import LearnedOptimizer
-from laconic.recipes.methods import parse_method
+from laconic.bench.round import RoundConfig, measure
 from laconic.store.runlog import provenance
-from laconic.tasks.catalog import make_task
-from laconic.tasks.classifier import classifier_task
-from laconic.tasks.mlp import MLP
-
-K, H, B, GAMMA = 8, 4, 128, 0.5
-
-
-def seconds(programs, repeats):
-    """Median seconds of each program, alternating, after a warm-up call of each."""
-    for program in programs.values():
-        jax.block_until_ready(program())
-    times = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, program in programs.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(program())
-            times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def fmnist():
-    """The real task, or one of the same shape on random data where Fashion-MNIST is not to be had."""
-    try:
-        task, data = make_task("fmnist-mlp2"), "fashion-mnist"
-        train = task.feed.splits["train"]
-    except LaconicError as error:
-        print(f"random data instead of Fashion-MNIST: {error}")
-        rng = np.random.default_rng(0)
-        train = {
-            "x": rng.integers(0, 256, (48_000, 28, 28, 1), np.uint8),
-            "y": rng.integers(0, 10, 48_000, np.int32),
-        }
-        data = "random"
-        dataset = Dataset(Resident({"train": train}), 10, "random")
-        task = classifier_task("fmnist-mlp2", lambda key: MLP(key, (784, 128, 128, 10)), dataset)
-    return replace(task, feed=Resident({"train": train})), data
-
-
-def bare_steps(arrays, params_K, indices_RKHB):
-    """R·K·H minibatch SGD steps of the same MLP, written out by hand: scan over rounds and steps, vmap over workers."""
-
-    def loss(params, batch):
-        x = batch["x"].reshape(B, -1).astype(jnp.float32) / 255
-        for i, (w, b) in enumerate(params):
-            x = x @ w + b[None, :]
-            x = jax.nn.relu(x) if i < 2 else x
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(x, batch["y"]))
-
-    def step(params, indices):
-        value, grads = jax.value_and_grad(loss)(params, jax.tree.map(lambda a: a[indices], arrays))
-        return jax.tree.map(lambda p, g: p - GAMMA * g, params, grads), value
-
-    def one_round(params_K, indices_KHB):
-        return jax.vmap(lambda p, i: jax.lax.scan(step, p, i))(params_K, indices_KHB)
-
-    return jax.lax.scan(one_round, params_K, indices_RKHB)
-
-
-def bench_round(rounds, repeats):
-    """Local gradient steps a second: the simulator with local SGD, and bare JAX."""
-    task, data = fmnist()
-    setting = Setting(K, H, B, rounds, (0,), rounds)
-    simulation = Simulation(task, parse_method(f"local-sgd:gamma={GAMMA}", K), setting)
-    state = simulation.start()
-    keys = jax.random.split(jax.random.key(0), 3)
-    sizes = (784, 128, 128, 10)
-    params = [
-        (jax.random.normal(keys[i], (sizes[i], sizes[i + 1])) / sizes[i] ** 0.5, jnp.zeros(sizes[i + 1]))
-        for i in range(3)
-    ]
-    params_K = jax.tree.map(lambda p: jnp.broadcast_to(p, (K, *p.shape)) + 0.0, params)
-    indices = jax.random.randint(jax.random.key(1), (rounds, K, H, B), 0, task.feed.size())
-    arrays = jax.device_put(task.feed.splits["train"])
-    bare = jax.jit(bare_steps)
-    took = seconds(
-        {
-            "simulator": lambda: [chunk.losses for chunk in simulation.run(state)],
-            "bare": lambda: bare(arrays, params_K, indices),
-        },
-        repeats,
-    )
-    steps = rounds * K * H
-    return {
-        "data": data,
-        "simulator_steps_per_second": round(steps / took["simulator"], 1),
-        "bare_steps_per_second": round(steps / took["bare"], 1),
-        "round_ratio": round(took["bare"] / took["simulator"], 4),
-    }
-
-
-def bench_server_step(parameters, repeats):
-    """One LOpt-A step on one square matrix: the package's against the textbook's, time and temporaries."""
-    learned = LearnedOptimizer("lopt-a")
-    theta = learned.init(jax.random.key(0))
-    side = round(parameters**0.5)
-    param = jax.random.normal(jax.random.key(1), (side, side))
-    delta = 0.01 * jax.random.normal(jax.random.key(2), (side, side))
-    t = jnp.float32(0)
-
-    def ours(theta, param, state, delta):
-        outer = learned(theta)
-        updates, state = outer.tx.update(delta, state, param)
-        return optax.apply_updates(param, updates), state
-
-    state, book_state = learned(theta).tx.init(param), textbook.init(param)
-    step = jax.jit(ours).lower(theta, param, state, delta).compile()
-    book = jax.jit(textbook.step).lower(theta, param, book_state, delta, t).compile()
-    new, book_new = step(theta, param, state, delta)[0], book(theta, param, book_state, delta, t)[0]
-    moved, book_moved = new - param, book_new - param
-    took = seconds(
-        {
-            "ours": lambda: step(theta, param, state, delta),
-            "textbook": lambda: book(theta, param, book_state, delta, t),
-        },
-        repeats,
-    )
-    temporary = lambda program: round(program.memory_analysis().temp_size_in_bytes / param.size, 1)
-    return {
-        "parameters": param.size,
-        "server_step_seconds": round(took["ours"], 4),
-        "textbook_seconds": round(took["textbook"], 4),
-        "server_step_speedup": round(took["textbook"] / took["ours"], 3),
-        "temporary_bytes_per_parameter": temporary(step),
-        "textbook_temporary_bytes_per_parameter": temporary(book),
-        "relative_difference": float(jnp.linalg.norm(moved - book_moved) / jnp.linalg.norm(book_moved)),
-    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="rounds in one timed call")
-    parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the server step's matrix")
-    parser.add_argument("--repeats", type=int, default=5, help="timed calls of each program; the median counts")
-    options = parser.parse_args()
-    figures = {
-        **bench_round(options.rounds, options.repeats),
-        **bench_server_step(options.parameters, options.repeats),
-    }
+    found = measure(tyro.cli(RoundConfig, description=__doc__))
+    figures = {name: value for name, value in found.items() if name != "figures"}
     for name, value in figures.items():
         print(f"{name:42} {value}")
     print(json.dumps({"benchmark": "round", **figures, **provenance()}))

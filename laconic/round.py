@@ -106,14 +106,13 @@ def local_phase(
 
 def outer_phase(server: Server, state: RoundState, combined: Combined, clients: ClientState) -> RoundState:
     """The server's step on the combined messages."""
-    updates, outer = server.outer.tx.update(
-        combined.mean_delta,
-        state.outer,
-        state.shared.params,
-        worker_deltas=combined.worker_deltas,
-        weights=combined.weights_K,
-    )
-    params = optax.apply_updates(state.shared.params, updates)
+    arguments = combined.mean_delta, state.outer, state.shared.params
+    gathered = {"worker_deltas": combined.worker_deltas, "weights": combined.weights_K}
+    if server.outer.step is None:
+        updates, outer = server.outer.tx.update(*arguments, **gathered)
+        params = optax.apply_updates(state.shared.params, updates)
+    else:
+        params, outer = server.outer.step(*arguments, **gathered)
     model_state = server.absorb(state.shared, combined.extra, server.share_of_clients)
     shared: Any = state.shared._replace(params=params, model_state=model_state)
     if isinstance(shared, Controlled):

@@ -181,7 +181,7 @@ def test_the_snippet_of_an_estimator_is_the_mean_of_two(at_home, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page", ["index.md", "getting-started.md", "meta-training.md", "federated.md", "distributed.md"]
+    "page", ["index.md", "getting-started.md", "meta-training.md", "federated.md", "distributed.md", "server-step.md"]
 )
 def test_the_other_pages_snippets_run(page, at_home, monkeypatch, capsys):
     found = snippets(ROOT / "docs" / page)

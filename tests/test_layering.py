@@ -20,6 +20,7 @@ LAYERS = [
     {"meta", "evaluate", "federated"},
     {"engines", "torch"},
     {"recipes"},
+    {"bench"},
     {"reproduce", "flower"},
     {"cli"},
     {"__main__"},
@@ -30,8 +31,8 @@ BESIDE = {"store": {"errors", "version"}, "zoo": {"errors", "version", "store", 
 READS_AND_WRITES = RANK["evaluate"]  # from this layer on, they may be imported
 
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "tensorflow", "tensorflow_datasets", "haiku", "gin"}
-DISPLAYS = {"cli", "recipes", "evaluate"}
-COMPILES = {"evaluate", "engines", "flower", "cli"}
+DISPLAYS = {"cli", "recipes", "evaluate", "bench"}
+COMPILES = {"evaluate", "engines", "flower", "cli", "bench"}
 
 
 def parse(path: Path) -> ast.Module:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from laconic.cli.bench import run_bench
 from laconic.cli.compare import run_compare
 from laconic.cli.console import err, out, say
 from laconic.cli.launch import run_launch
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command(run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"),
     "reproduce": Command(run_reproduce, "carry out one of the paper's experiments, beside the paper's numbers"),
     "report": Command(run_report, "gather all records under a folder on one page"),
+    "bench": Command(run_bench, "measure server steps, their overhead, rounds and meta-training on this machine"),
     "tasks": Command(list_tasks, "list what can be trained"),
     "optimizers": Command(list_optimizers, "list what can be compared"),
 }

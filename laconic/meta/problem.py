@@ -90,8 +90,11 @@ def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner, bank: 
     bank = bank or inner.bank(task)
     workers = Simulated(local_client(task, inner.local.optax()), parse_compressor(inner.compress))
 
+    def server_of(theta: Theta) -> Server:
+        return Server(learned(theta, path="tensorwise"))  # passes over a whole model pay for larger ones
+
     def begin(theta: Theta, key: jax.Array) -> RoundState:
-        return init_round(task, workers, Server(learned(theta)), K if bank is None else bank.plan.clients, key)
+        return init_round(task, workers, server_of(theta), K if bank is None else bank.plan.clients, key)
 
     def draw_round(state: RoundState, population: Any) -> tuple[Items, jax.Array | None]:
         if bank is not None:
@@ -109,7 +112,7 @@ def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner, bank: 
         return jax.vmap(lambda r: draw_round(state._replace(round=r), population))(state.round + jnp.arange(rounds))
 
     def unroll(theta: Theta, state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
-        server = Server(learned(theta))
+        server = server_of(theta)
 
         def one_round(state: RoundState, item: tuple[Items, jax.Array | None]) -> tuple[RoundState, jax.Array]:
             state, losses_KH = communication_round(workers, server, state, item[0])

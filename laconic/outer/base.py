@@ -13,12 +13,15 @@ class OuterOptimizer(NamedTuple):
     combine: "gather" if it needs `worker_deltas` (leaves [K, …]) beside the mean
     workers: the K it was made for; None for any
     horizon: the rounds it was meta-trained for; None if it has no such limit
+    step:    as `tx.update`, but gives the new parameters instead of their change, which saves a pass over memory; it
+             belongs to this very `tx`, so who wraps `tx` leaves it out
     """
 
     tx: optax.GradientTransformationExtraArgs
     combine: Literal["mean", "gather"] = "mean"
     workers: int | None = None
     horizon: int | None = None
+    step: Callable[..., tuple[Any, Any]] | None = None
 
 
 def from_optax(tx: optax.GradientTransformation) -> OuterOptimizer:

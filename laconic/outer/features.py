@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from laconic.architecture import DECAYS, TIMESCALES, factored_axes
+from laconic.outer.layout import Split
 from laconic.outer.tiles import Masks
 
 
@@ -33,11 +34,9 @@ class Ada(NamedTuple):
 
 
 class View(NamedTuple):
-    """How a tensor is read as [L, A, B]: the axes' order, and the length of the last two."""
+    """How a tensor is read as [L, A, B]: the axes' order, () if it has no two."""
 
     order: tuple[int, ...]
-    A: int
-    B: int
 
 
 class Fields(NamedTuple):
@@ -68,36 +67,39 @@ def time_features(round_t: jax.Array, shift: float) -> jax.Array:
     return jnp.tanh(round_t.astype(jnp.float32) / jnp.asarray(TIMESCALES, jnp.float32) - shift)
 
 
-def init_ada(param: jax.Array) -> Ada:
-    """Zeros of the right shapes for one tensor; float32 whatever the tensor is, or slow decays would not move."""
+def init_ada(param: jax.Array, dtype: Any = jnp.float32) -> Ada:
+    """Zeros of the right shapes for one tensor; m and v as `dtype`, the others always in float32.
+
+    Float32 is the default whatever the tensor is: in bfloat16 a value moves only by a change of over 1/256 of it, and
+    what decays slowly stands still before it is where it should be.
+    """
     shape = lift(param).shape
+    m, v = jnp.zeros((3, *param.shape), dtype), jnp.zeros(param.shape, dtype)
     if len(shape) == 1:
-        return Ada(jnp.zeros((3, *param.shape)), jnp.zeros(param.shape), jnp.zeros((3, *shape)), None)
+        return Ada(m, v, jnp.zeros((3, *shape)), None)
     largest, second = factored_axes(shape)
     row = [1 if axis == largest else n for axis, n in enumerate(shape)]
     col = [1 if axis == second else n for axis, n in enumerate(shape)]
-    return Ada(jnp.zeros((3, *shape)), jnp.zeros(shape), jnp.zeros((3, *row)), jnp.zeros((3, *col)))
+    return Ada(m, v, jnp.zeros((3, *row)), jnp.zeros((3, *col)))
 
 
-def accumulate(ada: Ada, mean_delta: jax.Array, rate_7: jax.Array) -> Ada:
-    """The accumulators after this round's mean delta; the rates are 1 − β."""
+def accumulate(ada: Ada, mean_delta: jax.Array, rate_7: jax.Array, split: Split) -> Ada:
+    """The accumulators after this round's mean delta, in float32; the rates are 1 − β."""
     if not mean_delta.size:  # an empty tensor has no means
         return ada
 
     def decay(old_R: jax.Array, new: jax.Array, rate_R: jax.Array) -> jax.Array:
         rate = rate_R.reshape(-1, *[1] * new.ndim)
-        return (1 - rate) * old_R + rate * new[None]
+        return (1 - rate) * old_R.astype(jnp.float32) + rate * new[None]
 
     square = mean_delta * mean_delta
     m = decay(ada.m, mean_delta, rate_7[:3])
-    v = (1 - rate_7[3]) * ada.v + rate_7[3] * square
+    v = (1 - rate_7[3]) * ada.v.astype(jnp.float32) + rate_7[3] * square
     factored = lift(square) + 1e-30
     if ada.col is None:
         return Ada(m, v, decay(ada.row, factored, rate_7[4:]), None)
-    largest, second = factored_axes(factored.shape)
-    row = decay(ada.row, jnp.mean(factored, axis=largest, keepdims=True), rate_7[4:])
-    col = decay(ada.col, jnp.mean(factored, axis=second, keepdims=True), rate_7[4:])
-    return Ada(m, v, row, col)
+    row_mean, col_mean = (split.mean(jnp.mean(factored, axis=axis, keepdims=True), axis) for axis in split.pair)
+    return Ada(m, v, decay(ada.row, row_mean, rate_7[4:]), decay(ada.col, col_mean, rate_7[4:]))
 
 
 def lift(x: jax.Array) -> jax.Array:
@@ -105,13 +107,12 @@ def lift(x: jax.Array) -> jax.Array:
     return x.reshape(1) if x.ndim == 0 else x
 
 
-def view_of(shape: Sequence[int]) -> View:
+def view_of(split: Split) -> View:
     """The [L, A, B] view: factored axes last, in their own order; one axis or none is [1, n, 1]."""
-    if len(shape) < 2:
-        return View((), shape[0] if shape else 1, 1)
-    pair = tuple(sorted(factored_axes(shape)))
-    order = tuple(axis for axis in range(len(shape)) if axis not in pair) + pair
-    return View(order, shape[pair[0]], shape[pair[1]])
+    if len(split.shape) < 2:
+        return View(())
+    pair = tuple(sorted(split.pair))
+    return View(tuple(axis for axis in range(len(split.shape)) if axis not in pair) + pair)
 
 
 def to_view(view: View, x: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -131,20 +132,21 @@ def from_view(view: View, x: jax.Array, shape: Sequence[int]) -> jax.Array:
     return x.reshape([shape[axis] for axis in view.order]).transpose(back)
 
 
-def fields_of(param: jax.Array, ada: Ada, mean: jax.Array, deltas: jax.Array) -> tuple[View, Fields]:
+def fields_of(param: jax.Array, ada: Ada, mean: jax.Array, deltas: jax.Array, split: Split) -> tuple[View, Fields]:
     """Everything about one tensor in its [L, A, B] view; `deltas` is [n, *s]."""
     shape = param.shape
-    view = view_of(shape)
+    view = view_of(split)
     see = lambda x: to_view(view, x, shape)
     if ada.col is None:
         row = col = see(ada.row if shape else ada.row[:, 0])
-        delta_factors = (_safe_rsqrt(row + 1e-9), jnp.ones((1, 1, 1, 1), row.dtype))
+        delta_factors = (safe_rsqrt(row + 1e-9), jnp.ones((1, 1, 1, 1), row.dtype))
         momentum_factors = (jax.lax.rsqrt(row + 1e-6), delta_factors[1])
     else:
-        _, second = factored_axes(shape)
-        row_factor = _safe_rsqrt(ada.row / (jnp.mean(ada.row, axis=second + 1, keepdims=True) + 1e-9))
+        _, second = split.pair
+        row_mean = split.mean(jnp.mean(ada.row, axis=second + 1, keepdims=True), second)
+        row_factor = safe_rsqrt(ada.row / (row_mean + 1e-9))
         row, col = see(ada.row), see(ada.col)
-        delta_factors = momentum_factors = (see(row_factor), _safe_rsqrt(col))
+        delta_factors = momentum_factors = (see(row_factor), safe_rsqrt(col))
     return view, Fields(
         see(deltas), see(mean), see(param), see(ada.m), see(ada.v), row, col, delta_factors, momentum_factors
     )
@@ -177,5 +179,6 @@ def normaliser(second_moment: Any) -> jax.Array:
     return jax.lax.rsqrt(1e-5 + second_moment)
 
 
-def _safe_rsqrt(x: jax.Array) -> jax.Array:
+def safe_rsqrt(x: jax.Array) -> jax.Array:
+    """1/√x with x kept off 0."""
     return jax.lax.rsqrt(jnp.maximum(x, 1e-9))

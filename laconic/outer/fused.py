@@ -50,9 +50,9 @@ class Raw(NamedTuple):
     col_factors: jax.Array
 
 
-def serves(backend: str, hidden: int, ada: Ada | None) -> bool:
-    """Whether the kernel can take this tensor: NVIDIA GPUs, factored accumulators, a width that Triton can multiply."""
-    return backend == "gpu" and ada is not None and ada.col is not None and hidden >= 16 and hidden & (hidden - 1) == 0
+def serves(hidden: int, ada: Ada | None) -> bool:
+    """Whether the kernel can take this tensor: factored accumulators, and a width that Triton can multiply."""
+    return ada is not None and ada.col is not None and hidden >= 16 and hidden & (hidden - 1) == 0
 
 
 def learned_step(theta: dict[str, jax.Array], fields: Fields, lam: float, interpret: bool = False) -> jax.Array:

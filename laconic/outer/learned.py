@@ -4,25 +4,37 @@ For each parameter p, (d, m) = MLP_φ(features) and p ← p − λ₁·d·exp(λ
 it serves any number of workers; LAgg-A sees every worker's Δ, so K is fixed. LOpt and LAgg are the same without
 accumulators: only deltas, the parameter and time.
 
-Two passes over each tensor, a tile at a time: the first reduces every feature's second moment, the second recomputes
-the features and runs the MLP. The normalisers are folded into the first layer's weights and the time features into its
-bias. The [n, 39] matrix never exists.
+The [n, 39] matrix of features never exists on any of the paths that compute this, see `PATHS`.
 """
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.architecture import FILLS, LAMBDA, TIME_SHIFT, Architecture
+from laconic.architecture import FILLS, TIME_SHIFT, Architecture
 from laconic.errors import LaconicError, unknown
-from laconic.outer import features, fused
+from laconic.outer import features, passes
 from laconic.outer.base import OuterOptimizer
-from laconic.outer.tiles import Walk, default_tile
+from laconic.outer.kernels import Tuning
+from laconic.outer.layout import Split
+from laconic.outer.stacks import Tensor
+from laconic.outer.tensor import Theta, tensor_step
+from laconic.outer.tiles import default_tile
 
-Theta = dict[str, jax.Array]
+PATHS = {
+    "auto": "passes for large models on a GPU, else tensorwise",
+    "xla": "no kernel of our own; the reference",
+    "tensorwise": "a tensor at a time; on a GPU one kernel runs a factored tensor's MLP",
+    "passes": "three GPU kernels over the whole model, parameters and accumulators in place",
+}
+LARGE = 1 << 20  # parameters from which a model takes the passes
+ACCUMULATORS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class LearnedState(NamedTuple):
@@ -54,116 +66,185 @@ class LearnedOptimizer(Architecture):
         fill: str = "mean",
         horizon: int | None = None,
         tile: int | None = None,
+        path: str = "auto",
+        accumulators: str = "float32",
+        tuning: Tuning | None = None,
+        splits: Any = None,
     ) -> OuterOptimizer:
         """The outer optimizer with weights φ.
 
         `scale` multiplies every step; `weight_decay` subtracts that share of each parameter a round (decoupled); `fill`
         is what LAgg-A sees in an absent worker's slot, the "mean" of the others or "zero"; `horizon` is how many rounds
         φ was meta-trained for; `tile` is how many parameters to work on at a time (None: what suits the platform).
+        `path` is one of `PATHS`; `accumulators` keeps momenta and second moments in "float32" or, at half the memory
+        and with slow decays that stand still early, in "bfloat16" (rounded to nearest); `tuning` is how kernels are
+        cut. `splits` says how each tensor is split over devices: `laconic.outer.sharded` gives it.
         """
         self.check(theta)
-        if fill not in FILLS:
-            raise unknown("fill of an empty slot", fill, FILLS)
+        for what, value, known in (
+            ("fill of an empty slot", fill, FILLS),
+            ("path", path, PATHS),
+            ("kind of accumulators", accumulators, ACCUMULATORS),
+        ):
+            if value not in known:
+                raise unknown(what, value, known)
+        run = Run(self, theta, scale, weight_decay, fill, tile, path, accumulators, tuning or Tuning(), splits)
+        tx = optax.GradientTransformationExtraArgs(run.init, run.update)
+        return OuterOptimizer(tx, "gather" if self.gathers else "mean", self.workers, horizon, run.step)
 
-        def init(params: Any) -> LearnedState:
-            return LearnedState(jnp.int32(0), jax.tree.map(features.init_ada, params) if self.accumulates else ())
 
-        def update(
-            updates: Any,
-            state: Any,
-            params: Any = None,
-            *,
-            worker_deltas: Any = None,
-            weights: jax.Array | None = None,
-            **extra: Any,
-        ) -> tuple[Any, LearnedState]:
-            del extra
-            if params is None:
-                raise LaconicError(f"{self.architecture} needs the parameters: call update(delta, state, params).")
-            mean_delta = _float32(updates)
-            deltas = self._deltas(mean_delta, _float32(worker_deltas), weights, fill)
-            ada = state.ada
-            if self.accumulates:
-                rate_7 = features.decays(theta["decay"])
-                ada = jax.tree.map(lambda d, a: features.accumulate(a, d, rate_7), mean_delta, ada)
-            time = features.time_features(state.round, TIME_SHIFT[self.time])
-            leaves, structure = jax.tree.flatten(_float32(params))
-            adas = structure.flatten_up_to(ada) if self.accumulates else [None] * len(leaves)
-            rows = zip(leaves, adas, structure.flatten_up_to(mean_delta), structure.flatten_up_to(deltas), strict=True)
-            steps = [tensor_step(theta, time, *row, tile or default_tile()) for row in rows]
-            shares = [scale * self.share(p.shape) for p in leaves]
-            changes = [-(r * s + weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)]
-            changes = jax.tree.map(lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes))
-            return changes, LearnedState(state.round + 1, ada)
+@dataclass(frozen=True, eq=False)
+class Run:
+    """An architecture with weights and all its options; the three functions of an outer optimizer."""
 
-        tx = optax.GradientTransformationExtraArgs(init, update)
-        return OuterOptimizer(tx, "gather" if self.gathers else "mean", self.workers, horizon)
+    spec: LearnedOptimizer
+    theta: Theta
+    scale: float
+    weight_decay: float
+    fill: str
+    tile: int | None
+    path: str
+    accumulators: str
+    tuning: Tuning
+    splits: Any
 
-    def _deltas(self, mean_delta: Any, worker_deltas: Any, weights: jax.Array | None, fill: str) -> Any:
-        """The delta features, leaves [n, …]; an absent worker (weight 0) leaves an empty slot, which is filled."""
-        if not self.gathers:
-            return jax.tree.map(lambda d: d[None], mean_delta)
+    def init(self, params: Any) -> LearnedState:
+        """Zero accumulators."""
+        zeros = lambda p: features.init_ada(p, ACCUMULATORS[self.accumulators])
+        return LearnedState(jnp.int32(0), jax.tree.map(zeros, params) if self.spec.accumulates else ())
+
+    def update(
+        self,
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        worker_deltas: Any = None,
+        weights: jax.Array | None = None,
+        **extra: Any,
+    ) -> tuple[Any, LearnedState]:
+        """optax's way: the change of every parameter."""
+        del extra
+        if params is None:
+            raise LaconicError(f"{self.spec.architecture} needs the parameters: call update(delta, state, params).")
+        self._check_deltas(worker_deltas)
+        if self._chosen(params) == "passes":
+            return self._by_passes(updates, state, params, worker_deltas, weights, in_place=False)
+        return self._by_tensor(updates, state, params, worker_deltas, weights)
+
+    def step(
+        self, updates: Any, state: Any, params: Any, *, worker_deltas: Any = None, weights: jax.Array | None = None
+    ) -> tuple[Any, LearnedState]:
+        """The new parameters at once, over the old ones where the path can."""
+        if self._chosen(params) == "passes":
+            self._check_deltas(worker_deltas)
+            return self._by_passes(updates, state, params, worker_deltas, weights, in_place=True)
+        changes, state = self.update(updates, state, params, worker_deltas=worker_deltas, weights=weights)
+        return optax.apply_updates(params, changes), state
+
+    def _chosen(self, params: Any) -> str:
+        return choose(self.path, self.spec, [p.size for p in jax.tree.leaves(params)])
+
+    def _by_passes(
+        self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None, *, in_place: bool
+    ) -> tuple[Any, LearnedState]:
+        phi = passes.Phi(
+            self.theta,
+            self.theta["b0"] + _exactly(self._time(state), self.theta["w0"][-11:]),
+            features.decays(self.theta["decay"]),
+            weights.astype(jnp.float32) if self.spec.gathers and weights is not None else None,
+            self.fill == "mean",
+            self.weight_decay,
+            in_place,
+        )
+        leaves, structure = jax.tree.flatten(params)
+        flat = structure.flatten_up_to
+        deltas = flat(worker_deltas) if self.spec.gathers else [None] * len(leaves)
+        rows = zip(leaves, flat(state.ada), flat(mean), deltas, self._splits(params), strict=True)
+        tensors = [Tensor(*row, self.scale * self.spec.share(row[-1].shape)) for row in rows]
+        stepped = passes.model_step(phi, tensors, self.tuning)
+        new, ada = ([row[i] for row in stepped] for i in (0, 1))
+        return jax.tree.unflatten(structure, new), LearnedState(state.round + 1, jax.tree.unflatten(structure, ada))
+
+    def _by_tensor(
+        self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None
+    ) -> tuple[Any, LearnedState]:
+        mean = _float32(mean)
+        deltas = self._deltas(mean, _float32(worker_deltas), weights)
+        leaves, structure = jax.tree.flatten(_float32(params))
+        flat, splits = structure.flatten_up_to, self._splits(params)
+        adas: list[Any] = [None] * len(leaves)
+        if self.spec.accumulates:
+            rates = features.decays(self.theta["decay"])
+            rows = zip(flat(state.ada), flat(mean), splits, strict=True)
+            adas = [features.accumulate(ada, delta, rates, split) for ada, delta, split in rows]
+        tile, kernel = self.tile or default_tile(), self.path != "xla" and jax.default_backend() == "gpu"
+        rows = zip(leaves, adas, flat(mean), flat(deltas), splits, strict=True)
+        time = self._time(state)
+        steps = [tensor_step(self.theta, time, *row[:4], tile, row[4], kernel) for row in rows]
+        shares = [self.scale * self.spec.share(split.shape) for split in splits]
+        changes = [-(r * s + self.weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)]
+        changes = jax.tree.map(lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes))
+        kept = jax.tree.unflatten(structure, [self._kept(ada) for ada in adas]) if self.spec.accumulates else ()
+        return changes, LearnedState(state.round + 1, kept)
+
+    def _kept(self, ada: features.Ada) -> features.Ada:
+        dtype = ACCUMULATORS[self.accumulators]
+        return ada._replace(m=ada.m.astype(dtype), v=ada.v.astype(dtype))
+
+    def _time(self, state: LearnedState) -> jax.Array:
+        return features.time_features(state.round, TIME_SHIFT[self.spec.time])
+
+    def _splits(self, params: Any) -> list[Split]:
+        if self.splits is not None:
+            return self.splits
+        return [Split(p.shape) for p in jax.tree.leaves(params)]
+
+    def _check_deltas(self, worker_deltas: Any) -> None:
+        if not self.spec.gathers:
+            return
+        name = self.spec.architecture
         if worker_deltas is None:
-            raise LaconicError(f"{self.architecture} needs the keyword worker_deltas, with leaves [K, …].")
+            raise LaconicError(f"{name} needs the keyword worker_deltas, with leaves [K, …].")
         K = jax.tree.leaves(worker_deltas)[0].shape[0]
-        if K != self.workers:
-            raise LaconicError(f"this {self.architecture} was made for K = {self.workers} workers and got {K} deltas.")
+        if K != self.spec.workers:
+            raise LaconicError(f"this {name} was made for K = {self.spec.workers} workers and got {K} deltas.")
+
+    def _deltas(self, mean_delta: Any, worker_deltas: Any, weights: jax.Array | None) -> Any:
+        """The delta features, leaves [n, …]; an absent worker (weight 0) leaves an empty slot, which is filled."""
+        if not self.spec.gathers:
+            return jax.tree.map(lambda d: d[None], mean_delta)
         if weights is None:
             return worker_deltas
         here = lambda d: (weights > 0).reshape(-1, *[1] * (d.ndim - 1))
-        empty = {"mean": lambda mean: mean[None], "zero": lambda mean: jnp.zeros((), mean.dtype)}[fill]
+        empty = {"mean": lambda mean: mean[None], "zero": lambda mean: jnp.zeros((), mean.dtype)}[self.fill]
         return jax.tree.map(lambda d, mean: jnp.where(here(d), d, empty(mean)), worker_deltas, mean_delta)
 
 
-def tensor_step(
-    theta: Theta,
-    time: jax.Array,
-    param: jax.Array,
-    ada: features.Ada | None,
-    mean: jax.Array,
-    deltas: jax.Array,
-    tile: int,
-) -> jax.Array:
-    """λ₁·d·exp(λ₂·m) for every parameter of one tensor, `deltas` being [n, *shape]."""
-    if not param.size:
-        return param
-    if ada is None:
-        view = features.view_of(param.shape)
-        fields = [features.to_view(view, x, param.shape) for x in (deltas, param)]
-        groups = list
-    else:
-        view, fields = features.fields_of(param, ada, mean, deltas)
-        groups = features.groups
-    walk = Walk((param.size // (view.A * view.B), view.A, view.B), tile)
-    sums = walk.reduce(lambda f, masks: features.square_sums(groups(f), masks), fields)
-    count = sums.shape[0]
-    first = {
-        "w0": features.normaliser(sums / param.size)[:, None] * theta["w0"][:count],
-        "b0": theta["b0"] + time @ theta["w0"][count:],
-    }
-    if isinstance(fields, features.Fields) and fused.serves(jax.default_backend(), theta["b0"].size, ada):
-        step = fused.learned_step(theta | first, fields, LAMBDA)
-    else:
-        step = walk.fill(lambda f: _mlp(theta | first, groups(f)), fields)
-    return features.from_view(view, step, param.shape)
+def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
+    """The path for tensors of these sizes on the platform JAX runs on; said in the log once."""
+    backend, can = jax.default_backend(), spec.accumulates and passes.serves(spec.hidden, spec.deltas, sizes)
+    if path == "passes" and not can:
+        raise LaconicError(
+            f"the three kernels need an architecture with accumulators, a hidden width that is a power of two from 16 "
+            f"on, and tensors whose deltas and momenta are below {passes.REACH:,} numbers: choose path='auto'."
+        )
+    if path == "auto":
+        path = "passes" if backend == "gpu" and can and sum(sizes) >= LARGE else "tensorwise"
+    _say(spec.architecture, path, backend)
+    return path
+
+
+@cache
+def _say(architecture: str, path: str, backend: str) -> None:
+    log = logging.getLogger("laconic")
+    log.info("the %s step takes the path %r on %s: %s", architecture, path, backend, PATHS[path])
+
+
+def _exactly(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.dot(x, w, precision=jax.lax.Precision.HIGHEST)
 
 
 def _float32(tree: Any) -> Any:
     """Everything is computed in float32, whatever the parameters are kept in."""
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
-
-
-def _mlp(theta: Theta, groups: list[jax.Array]) -> jax.Array:
-    """One tile [1, l, a, b] of steps. Features run along the first axis, so no transpose is ever needed."""
-    tile = jnp.broadcast_shapes(*(x.shape[1:] for x in groups))
-    # Without the barrier XLA's CPU code computes the features inside the concatenation, one by one: 1.5 times slower.
-    apart = jax.lax.optimization_barrier(groups) if jax.default_backend() == "cpu" else groups
-    h = jnp.concatenate([jnp.broadcast_to(x, (x.shape[0], *tile)) for x in apart])
-    for i in range(3):
-        h = _dense(theta[f"w{i}"], h if i == 0 else jax.nn.relu(h)) + theta[f"b{i}"].reshape(-1, 1, 1, 1)
-    return LAMBDA * h[:1] * jnp.exp(LAMBDA * h[1:])
-
-
-def _dense(w_FN: jax.Array, x: jax.Array) -> jax.Array:
-    """[F, …] → [N, …]."""
-    return jnp.tensordot(w_FN.T, x, axes=1)

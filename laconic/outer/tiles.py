@@ -1,18 +1,29 @@
 """Walking over a tensor a tile at a time, so that what is computed per parameter never exists for all of them."""
 
+import os
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-CPU_TILE = 1 << 15  # features and hidden layers of a tile stay in a core's cache
+CPU_TILE = 1 << 12  # features and hidden layers of a tile stay in a core's cache
+STRANDS = 8  # at most: loops side by side over one tensor, each of which a core can take
+STRANDED = 1 << 20  # parameters from which a tensor is worth compiling several loops for
 ACCELERATOR_TILE = 1 << 22  # as much at once as keeps the hidden layers under half a gigabyte
 
 
 def default_tile() -> int:
     """Parameters to work on at a time, for the platform JAX runs on."""
     return CPU_TILE if jax.default_backend() == "cpu" else ACCELERATOR_TILE
+
+
+def default_strands(parameters: int) -> int:
+    """How many loops a tensor's tiles are shared out to, for the platform JAX runs on: a loop keeps one core busy."""
+    if jax.default_backend() != "cpu" or parameters < STRANDED:
+        return 1
+    return min(STRANDS, os.cpu_count() or 1)
 
 
 class Masks(NamedTuple):
@@ -27,6 +38,7 @@ class Walk(NamedTuple):
 
     shape: tuple[int, int, int]
     tile: int
+    strands: int = 1
 
     @property
     def size(self) -> tuple[int, int]:
@@ -76,20 +88,43 @@ class Walk(NamedTuple):
             _, A, B = self.shape
             return function(fields, Masks(jnp.ones((1, 1, A, 1)), jnp.ones((1, 1, 1, B))))
 
-        def body(i: jax.Array, total: jax.Array) -> jax.Array:
+        def one(i: jax.Array) -> jax.Array:
             at, masks = self._place(i)
-            return total + function(self._cut(fields, at), masks)
+            return function(self._cut(fields, at), masks)
 
-        like = jax.eval_shape(lambda: body(jnp.int32(0), jnp.float32(0)))
-        return jax.lax.fori_loop(0, self._count, body, jnp.zeros(like.shape))
+        def body(i: jax.Array, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            total, lost = both  # Kahan's sum: thousands of tiles of the same size would round the same way
+            term = one(i) - lost
+            new = total + term
+            return new, (new - total) - term
+
+        zeros = jnp.zeros(jax.eval_shape(one, jnp.int32(0)).shape)
+        ends = [self._count * s // self.strands for s in range(self.strands + 1)]
+        totals = [jax.lax.fori_loop(a, b, body, (zeros, zeros))[0] for a, b in pairwise(ends)]
+        return sum(totals[1:], totals[0])
 
     def fill(self, function: Callable[[Any], jax.Array], fields: Any) -> jax.Array:
         """`function(tile)` of every tile, put together as [1, L, A, B]."""
         if self.whole:
             return function(fields)
+        (L, A, B), (rows, _), (down, across) = self.shape, self.size, self._blocks
+        layers, blocks = ([0, L], self._shares(down)) if L == 1 else (self._shares(L), [0, down])
 
-        def body(i: jax.Array, out: jax.Array) -> jax.Array:
-            at, _ = self._place(i)
-            return jax.lax.dynamic_update_slice(out, function(self._cut(fields, at)), (0, *at))
+        def part(layer: int, end_layer: int, block: int, end_block: int) -> jax.Array:
+            top, bottom = block * rows, min(end_block * rows, A)
+            first, last = (layer * down + block) * across, ((end_layer - 1) * down + end_block) * across
 
-        return jax.lax.fori_loop(0, self._count, body, jnp.zeros((1, *self.shape)))
+            def body(i: jax.Array, out: jax.Array) -> jax.Array:
+                at, _ = self._place(i)
+                here = (0, at[0] - layer, at[1] - top, at[2])
+                return jax.lax.dynamic_update_slice(out, function(self._cut(fields, at)), here)
+
+            return jax.lax.fori_loop(first, last, body, jnp.zeros((1, end_layer - layer, bottom - top, B)))
+
+        parts = [part(*a, *b) for a in pairwise(layers) for b in pairwise(blocks)]
+        return jnp.concatenate(parts, axis=2 if L == 1 else 1)
+
+    def _shares(self, count: int) -> list[int]:
+        """Where each loop's share of `count` begins and ends; two each at least, for the last tile is moved back."""
+        strands = max(1, min(self.strands, count // 2))
+        return [count * s // strands for s in range(strands + 1)]

@@ -30,7 +30,7 @@ def kernel(monkeypatch):
         given.append(fields.param.shape[1:])
         return learned_step(theta, fields, *rest, interpret=True)
 
-    monkeypatch.setattr(fused, "serves", lambda backend, hidden, ada: serves("gpu", hidden, ada))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(fused, "learned_step", interpreted)
     return given
 
@@ -47,7 +47,7 @@ def test_the_kernel_steps_like_the_twin_and_like_the_xla_path(spec, shapes, kern
         assert_close(updates, change, 1e-5, f"round {t}")
     assert len(kernel) == len(shapes)  # traced once, and vectors go elsewhere
     assert (9, 5, 16) in kernel
-    monkeypatch.setattr(fused, "serves", serves)
+    monkeypatch.undo()
     by_xla = compiled()(case.theta, *before, *case.at(2))[1]
     assert_close(updates, jax.device_get(by_xla), 1e-6)
     assert len(kernel) == len(shapes)
@@ -64,12 +64,11 @@ def test_three_kernels_in_a_vmap(spec, kernel):
         assert_close({name: x[i] for name, x in found.items()}, case.twin()[0][1], 1e-5)
 
 
-def test_it_serves_factored_tensors_on_a_gpu():
+def test_it_serves_factored_tensors():
     matrix, vector, scalar = (features.init_ada(jnp.zeros(shape)) for shape in [(4, 5), (7,), ()])
-    assert all(serves("gpu", hidden, matrix) for hidden in (16, 32, 64))
-    assert not any(serves("gpu", hidden, matrix) for hidden in (1, 8, 24, 33, 48))
-    assert not any(serves(backend, 32, matrix) for backend in ("cpu", "tpu"))
-    assert not any(serves("gpu", 32, ada) for ada in (vector, scalar, None))  # None: LOpt and LAgg, without -a
+    assert all(serves(hidden, matrix) for hidden in (16, 32, 64))
+    assert not any(serves(hidden, matrix) for hidden in (1, 8, 24, 33, 48))
+    assert not any(serves(32, ada) for ada in (vector, scalar, None))  # None: LOpt and LAgg, without -a
 
 
 @pytest.mark.parametrize(("spec", "runs"), [(LOPT_A, None), (SPECS[2], 2), (LearnedOptimizer("lagg", 4), None)])
@@ -79,6 +78,6 @@ def test_it_lowers_for_cuda_where_there_is_no_gpu(spec, runs, monkeypatch):
     update = lambda *args: step(spec, *args)[1]
     if runs is not None:
         update, args = jax.vmap(update), jax.tree.map(lambda x: np.stack([x] * runs), args)
-    monkeypatch.setattr(fused, "serves", lambda backend, hidden, ada: serves("gpu", hidden, ada))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     text = jax.jit(update).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count('name = "learned_step"') == (len(FEW) if spec.accumulates else 0)

@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from laconic.outer.learned import LearnedOptimizer
+from laconic.outer.tiles import Walk
 from tests.outer.cases import LAGG_A, Case, name_of, step
 from tests.outer.trees import QUICK, assert_close
 
@@ -27,6 +29,18 @@ def test_tiles_change_nothing(spec):
         params, changes, state = found["untiled"]
         for tile in ("tile 7", "tile 64"):
             assert_close(found[tile][1], changes, 1e-6, f"round {t}, {tile}")
+
+
+@pytest.mark.parametrize("strands", [2, 3])
+@pytest.mark.parametrize("shape", [(1, 13, 5), (1, 4, 50), (3, 6, 5), (7, 3, 4), (1, 200, 1)], ids=str)
+def test_loops_side_by_side_change_nothing(shape, strands):
+    field = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32)
+    alone, several = (Walk(shape, 12, count) for count in (1, strands))
+    double = lambda tile: 2 * tile[:1] + tile[1:]
+    np.testing.assert_array_equal(several.fill(double, field), double(field))
+    sums = lambda tile, masks: jnp.sum(tile * masks.rows * masks.cols, axis=(1, 2, 3))
+    for walk in (alone, several):
+        np.testing.assert_allclose(walk.reduce(sums, field), jnp.sum(field, axis=(1, 2, 3)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(40_000,), (200, 200), (2, 20_000), (20_000, 2), (3, 3, 60, 70)], ids=str)

@@ -1,0 +1,151 @@
+"""What a server step adds to local training: the paper's table of times, for any task of the catalog.
+
+One worker's time on one device. A round of H local steps takes H·(forward and backward, SGD's update) and the server's
+step. Each part is timed by itself, one call after another: the median of the last 40 of 50 calls, and of that the
+median over 3 restarts; a round's time is H times the one plus the other.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from laconic.bench.clock import Step, Tick, compiled
+from laconic.data.feed import Streamed
+from laconic.errors import require_positive
+from laconic.outer.average import average
+from laconic.outer.base import OuterOptimizer
+from laconic.outer.learned import LearnedOptimizer
+from laconic.tasks.base import Task
+from laconic.tasks.catalog import make_task
+
+METHODS = ("local-sgd", "lopt-a", "lagg-a")
+
+
+@dataclass(frozen=True)
+class OverheadConfig:
+    """What the server's step adds to H local steps: local SGD, LOpt-A and LAgg-A on one task."""
+
+    task: str = "digits-mlp"
+    """The task, as `laconic tasks` lists it; options after a colon."""
+    local_steps: tuple[int, ...] = (8, 16, 32, 64)
+    """H, for which the overhead is told."""
+    batch: int = 128
+    """Examples in a local step."""
+    workers: int = 8
+    """K, the deltas that LAgg-A receives."""
+    rate: float = 0.1
+    """SGD's learning rate in the local steps."""
+    calls: int = 50
+    """Calls of each part in a restart."""
+    last: int = 40
+    """How many of them, from the end, the median is of."""
+    restarts: int = 3
+    """How often all of it is done anew."""
+
+    def check(self) -> None:
+        """Refuse what cannot be measured."""
+        require_positive(batch=self.batch, workers=self.workers, rate=self.rate, restarts=self.restarts)
+        require_positive(calls=self.calls, last=min(self.last, self.calls), local_steps=min(self.local_steps))
+
+
+def measure(config: OverheadConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
+    """Figures by method and H: seconds of a local step with its share of the server's, over those of local SGD."""
+    config.check()
+    task = jax.device_put(make_task(config.task))
+    makers: dict[str, Callable[[], Step]] = {
+        "forward-backward": lambda: _gradient(task, config),
+        "local step": lambda: _local(task, config),
+        **{name: lambda name=name: _server(task, name, config.workers) for name in METHODS},
+    }
+    took = {}
+    for name, make in makers.items():
+        each = [_one(make(), config, partial(tick, name)) for _ in range(config.restarts)]
+        took[name] = statistics.median(each)
+    figures = {}
+    for H in config.local_steps:
+        base = took["local step"] + took["local-sgd"] / H
+        for name in METHODS:
+            total = took["local step"] + took[name] / H
+            figures[f"H={H} {name}"] = {
+                "seconds": total,
+                "forward_backward_seconds": took["forward-backward"],
+                "optimizer_seconds": total - took["forward-backward"],
+                "overhead": total / base,
+            }
+    params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))[0]
+    parameters = sum(p.size for p in jax.tree.leaves(params))
+    return {"parameters": parameters, "parts_seconds": took, "figures": figures}
+
+
+def _one(step: Step, config: OverheadConfig, tick: Callable[[], None]) -> float:
+    """The median of the last calls of one start."""
+    state, times = jax.block_until_ready(step.call(step.state, *step.rest)), []
+    for _ in range(config.calls):
+        begin = time.perf_counter()
+        state = jax.block_until_ready(step.call(state, *step.rest))
+        times.append(time.perf_counter() - begin)
+    tick()
+    return statistics.median(times[-config.last :])
+
+
+def _batch(task: Task, batch: int) -> Any:
+    feed = task.feed
+    if isinstance(feed, Streamed):
+        return jax.tree.map(jnp.asarray, next(iter(feed.batches())))
+    return feed.take(feed.sample(jax.random.key(1), (batch,)))
+
+
+def _loss_and_gradient(task: Task) -> Callable[..., Any]:
+    return jax.value_and_grad(task.loss, has_aux=True)
+
+
+def _gradient(task: Task, config: OverheadConfig) -> Step:
+    """Forward and backward alone; the gradient is the state, so that none of it can be left out."""
+    params, model_state = task.init(jax.random.key(0))
+
+    def step(gradient: Any, params: Any, model_state: Any, batch: Any) -> Any:
+        del gradient
+        return _loss_and_gradient(task)(params, model_state, batch, jax.random.key(2))[1]
+
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return compiled(step, zeros, params, model_state, _batch(task, config.batch))
+
+
+def _local(task: Task, config: OverheadConfig) -> Step:
+    """A local step of plain SGD."""
+
+    def step(state: Any, batch: Any) -> Any:
+        (_, aux), gradient = _loss_and_gradient(task)(*state, batch, jax.random.key(2))
+        return jax.tree.map(lambda p, g: p - config.rate * g, state[0], gradient), aux.model_state
+
+    return compiled(step, task.init(jax.random.key(0)), _batch(task, config.batch))
+
+
+def _server(task: Task, name: str, K: int) -> Step:
+    """The server's step of a method, parameters and state in place."""
+    params = task.init(jax.random.key(0))[0]
+    mean = jax.tree.map(lambda p: 0.01 * jnp.ones_like(p), params)
+    deltas = jax.tree.map(lambda d: jnp.broadcast_to(d, (K, *d.shape)) + 0.0, mean) if name == "lagg-a" else None
+    outer = _outer(name, K)
+
+    def step(both: Any, mean: Any, deltas: Any) -> Any:
+        if outer.step is not None:
+            return outer.step(mean, both[1], both[0], worker_deltas=deltas)
+        updates, state = outer.tx.update(mean, both[1], both[0])
+        return optax.apply_updates(both[0], updates), state
+
+    return compiled(step, (params, outer.tx.init(params)), mean, deltas)
+
+
+def _outer(name: str, K: int) -> OuterOptimizer:
+    if name == "local-sgd":
+        return average()
+    learned = LearnedOptimizer(name, K if name == "lagg-a" else None)
+    return learned(learned.init(jax.random.key(0)))

@@ -1,0 +1,190 @@
+"""Server steps on real models' shapes: learned ones and AdamW, against what memory traffic alone would take."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from laconic.bench.clock import Step, Tick, bandwidth, compiled, medians
+from laconic.bench.models import MODELS
+from laconic.errors import LaconicError, require_positive, unknown
+from laconic.outer.kernels import Tuning
+from laconic.outer.learned import PATHS, LearnedOptimizer
+
+STEPPERS = ("adamw", "lopt-a", "lagg-a")
+# What `tune` tries, one knob after another, keeping what was fastest.
+KNOBS: dict[str, tuple[Any, ...]] = {
+    "lanes": (64, 128, 256),
+    "warps": (4, 8),
+    "rows": (4, 8, 16, 32),
+    "ahead": (0, 1),
+    "stages": (1, 2),
+    "sum_lanes": (256, 512, 1024),
+    "sum_rows": (4, 16, 64),
+    "sum_warps": (4, 8),
+}
+TUNED_ON = [(3072, 3072)] * 4
+
+
+@dataclass(frozen=True)
+class ServerStepConfig:
+    """One server step: learned optimizers against optax's AdamW on the same tensors."""
+
+    sizes: tuple[str, ...] = ("mlp", "matrix")
+    """Whose tensors: mlp (0.1 M), matrix (10 M), resnet50 (25.6 M), vit-b (86.6 M), gpt2-medium (355 M)."""
+    steppers: tuple[str, ...] = STEPPERS
+    """Which of adamw, lopt-a, lagg-a."""
+    workers: int = 8
+    """K, the deltas that lagg-a sees."""
+    path: str = "auto"
+    """How the learned step runs: auto, xla, tensorwise or passes."""
+    accumulators: str = "float32"
+    """How momenta and second moments are kept: float32 or bfloat16."""
+    tuning: Tuning = field(default_factory=Tuning)
+    """How the kernels of `passes` are cut, and their precision."""
+    tune: bool = False
+    """First find the fastest cut for this GPU on 38 M parameters, knob by knob, and measure with it."""
+    precisions: tuple[str, ...] = ()
+    """Measure `passes` at these precisions too, for example: --precisions tf32 tf32x3."""
+    repeats: int = 5
+    """Timings of each; the median counts."""
+    inner: int | None = None
+    """Steps that one call takes on the device; 10, or 1 on a CPU."""
+
+    @property
+    def steps(self) -> int:
+        """`inner`, or what suits the platform."""
+        return self.inner or (1 if jax.default_backend() == "cpu" else 10)
+
+    def check(self) -> None:
+        """Refuse what is unknown before anything is compiled."""
+        for what, given, known in (
+            ("size", self.sizes, MODELS),
+            ("stepper", self.steppers, STEPPERS),
+            ("path", (self.path,), PATHS),
+        ):
+            for name in given:
+                if name not in known:
+                    raise unknown(what, name, known)
+        require_positive(workers=self.workers, repeats=self.repeats, inner=1 if self.inner is None else self.inner)
+        for tuning in (self.tuning, *(self.tuning._replace(precision=p) for p in self.precisions)):
+            tuning.check()
+        if self.tune and jax.default_backend() != "gpu":
+            raise LaconicError("--tune cuts GPU kernels, and JAX sees no GPU here; leave it out.")
+
+
+def bytes_moved(stepper: str, K: int) -> int:
+    """Bytes a parameter that a float32 step reads and writes at least, its passes being what they are.
+
+    AdamW: Δ, W, m, v in, W, m, v out. A learned step: Δ for the row and column means; Δ, W, m₁₋₃, v (and K deltas) for
+    the second moments of the features; the same again for the MLP, and W, m₁₋₃, v out.
+    """
+    more = K if stepper == "lagg-a" else 0
+    return 4 * (7 if stepper == "adamw" else 1 + (6 + more) + (11 + more))
+
+
+def measure(config: ServerStepConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
+    """Figures by size and stepper: seconds, ratio to AdamW, share of the memory floor, temporaries."""
+    config.check()
+    rate = bandwidth()
+    tuning, tried = tuned(config, tick) if config.tune else (config.tuning, {})
+    figures = {}
+    for size in config.sizes:
+        shapes = MODELS[size].shapes
+        steps = dict(_steps(config, shapes, tuning))
+        took = medians(steps, config.repeats, lambda name, size=size: tick(f"{size}: {name}"))
+        for name, seconds in took.items():
+            figures[f"{size} {name}"] = _figures(config, name, seconds, took, MODELS[size].parameters, steps, rate)
+    found = {"bandwidth_bytes_per_second": rate, "tuning": tuning._asdict(), "figures": figures}
+    return found | ({"tried": tried} if tried else {})
+
+
+def _figures(
+    config: ServerStepConfig, name: str, seconds: float, took: Any, parameters: int, steps: Any, rate: float
+) -> dict[str, Any]:
+    least = bytes_moved(name.split(" ")[0], config.workers)
+    temporary = steps[name].temporary_bytes
+    return {
+        "seconds": seconds,
+        "parameters": parameters,
+        "ratio_to_adamw": seconds / took["adamw"] if "adamw" in took else None,
+        "bytes_per_parameter": least,
+        "share_of_memory_floor": least * parameters / rate / seconds,
+        "temporary_bytes_per_parameter": None if temporary is None else temporary / parameters,
+    }
+
+
+def tuned(config: ServerStepConfig, tick: Tick) -> tuple[Tuning, dict[str, float]]:
+    """The fastest cut for a LOpt-A step by the passes, one knob after another; the seconds of all cuts too."""
+    best, tried = config.tuning, {}
+
+    def time_of(tuning: Tuning) -> float:
+        name = " ".join(f"{knob}={getattr(tuning, knob)}" for knob in KNOBS)
+        if name not in tried:
+            try:
+                step = learned_step("lopt-a", TUNED_ON, 1, "passes", config.accumulators, tuning, config.steps)
+                tried[name] = medians({name: step}, 3, tick)[name]
+            except jax.errors.JaxRuntimeError:  # more registers or shared memory than there are: null in the record
+                tried[name] = math.inf
+        return tried[name]
+
+    for knob, values in KNOBS.items():
+        best = min((best._replace(**{knob: value}) for value in values), key=time_of)
+    return best, tried
+
+
+def _steps(config: ServerStepConfig, shapes: Sequence[tuple[int, ...]], tuning: Tuning) -> Iterator[tuple[str, Step]]:
+    for stepper in config.steppers:
+        if stepper == "adamw":
+            yield stepper, adamw_step(shapes, config.steps)
+            continue
+        make = partial(learned_step, stepper, shapes, config.workers)
+        yield stepper, make(config.path, config.accumulators, tuning, config.steps)
+        for precision in config.precisions:
+            other = tuning._replace(precision=precision)
+            yield f"{stepper} {precision}", make("passes", config.accumulators, other, config.steps)
+
+
+def adamw_step(shapes: Sequence[tuple[int, ...]], inner: int) -> Step:
+    """One step of optax's AdamW, parameters and state in place."""
+    tx, (params, delta) = optax.adamw(1e-3), (_tensors(shapes, seed) for seed in (1, 2))
+
+    def step(both: Any, delta: Any) -> Any:
+        updates, state = tx.update(delta, both[1], both[0])
+        return optax.apply_updates(both[0], updates), state
+
+    return compiled(step, (params, tx.init(params)), delta, inner=inner)
+
+
+def learned_step(
+    architecture: str,
+    shapes: Sequence[tuple[int, ...]],
+    K: int,
+    path: str,
+    accumulators: str,
+    tuning: Tuning,
+    inner: int,
+) -> Step:
+    """One learned step, parameters and accumulators in place."""
+    learned = LearnedOptimizer(architecture, K if architecture.startswith("lagg") else None)
+    theta = learned.init(jax.random.key(0))
+    outer = learned(theta, path=path, accumulators=accumulators, tuning=tuning)
+    params, mean = _tensors(shapes, 1), _tensors(shapes, 2)
+    deltas = [jnp.stack([d * (1 + k / K) for k in range(K)]) for d in mean] if learned.gathers else None
+    take = outer.step
+    assert take is not None
+
+    def step(both: Any, mean: Any, deltas: Any) -> Any:
+        return take(mean, both[1], both[0], worker_deltas=deltas)
+
+    return compiled(step, (params, outer.tx.init(params)), mean, deltas, inner=inner)
+
+
+def _tensors(shapes: Sequence[tuple[int, ...]], seed: int) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    return [0.01 * jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]

@@ -1,0 +1,127 @@
+"""What the GPU kernels work on: a tensor's geometry, its arrays, and the block that one program takes of it.
+
+A tensor is read in place as [L₀, A, L₁, B], A and B being its factored axes and L₀·L₁ = L the others; a vector is
+[1, 1, 1, n] and has an accumulator of its own for every parameter ("diagonal").
+Letters: n deltas (1 or K) · F features, padded to a power of two · N hidden units · G tensors of one shape.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import pallas as pl
+
+
+class Geometry(NamedTuple):
+    """A tensor as [L₀, A, L₁, B]; `diagonal` for vectors, whose accumulators are not factored."""
+
+    L0: int
+    A: int
+    L1: int
+    B: int
+    diagonal: bool = False
+
+    @property
+    def L(self) -> int:
+        """How many [A, B] layers there are."""
+        return self.L0 * self.L1
+
+
+class Big(NamedTuple):
+    """What has a value for every parameter, of one tensor or of several laid one after another along L₀."""
+
+    deltas: Any  # [n, L₀, A, L₁, B]
+    mean: Any  # [L₀, A, L₁, B]; None if it is the only delta
+    param: Any
+    m: Any  # [3, L₀, A, L₁, B]
+    v: Any
+    diagonal: Any  # [3, L₀, A, L₁, B], of vectors, else None
+
+
+class Small(NamedTuple):
+    """What the G tensors of one shape share; layers count through all of them."""
+
+    first: Any  # [1]: which of the tensors a launch begins with
+    rates: Any  # [7]: 1 − β
+    here: Any  # [n]: 1 for a worker that is there; None if nobody can be missing
+    lengths: Any  # [G]: of vectors padded to one length, else None
+    factors_a: Any  # [G·L, 3, A]: their product with those along B scales Δ and the momenta
+    factors_b: Any  # [G·L, 3, B]
+
+
+class Layers(NamedTuple):
+    """φ as `apply` reads it: the first layer's weights with normalisers, and what rows and columns add to its sums."""
+
+    w0: Any  # [G, F, N]
+    by_a: Any  # [G·L, A, N], the bias and time included
+    by_b: Any  # [G·L, B, N]
+    w1: Any
+    b1: Any
+    w2: Any  # [2, N]
+    b2: Any
+
+
+class Change(NamedTuple):
+    """W ← W − (share·step + decay·W); an absent worker's slot is filled with the mean or with 0."""
+
+    share: float
+    decay: float
+    lam: float
+    in_place: bool  # otherwise only the change of W is written, as updates in optax's sense
+
+
+class Cut(NamedTuple):
+    """How a tensor is cut into programs: `down` × `across` of them a layer, `rows` times `lanes` parameters each."""
+
+    lanes: int
+    width: int  # columns among the lanes; the other lanes are the rows below
+    rows: int
+    down: int
+    across: int
+
+    @property
+    def tall(self) -> int:
+        """Rows among the lanes."""
+        return self.lanes // self.width
+
+    @classmethod
+    def of(cls, geometry: Geometry, lanes: int, rows: int) -> "Cut":
+        """Lanes along B as far as it goes, and no more rows than there are."""
+        width = min(lanes, max(16, pl.next_power_of_2(geometry.B)))
+        tall = lanes // width
+        rows = min(rows, pl.next_power_of_2(pl.cdiv(geometry.A, tall)))
+        return cls(lanes, width, rows, pl.cdiv(geometry.A, tall * rows), pl.cdiv(geometry.B, width))
+
+
+class Place(NamedTuple):
+    """Where a program stands: its layer in its own arrays and among all tensors, its block of rows and of columns."""
+
+    layer: jax.Array
+    of_all: jax.Array
+    tensor: jax.Array
+    down: jax.Array
+    across: jax.Array
+
+
+class Lanes(NamedTuple):
+    """Where a program's lanes stand, and what stays the same for them while it goes down its rows."""
+
+    place: Place
+    columns: jax.Array  # [lanes]
+    row: jax.Array | None  # [lanes]: how far below the first, if they go over several rows
+    length: Any  # of the rows
+    rates: list[jax.Array]
+    here: list[jax.Array]
+    factors_b: list[jax.Array]
+
+
+class Row(NamedTuple):
+    """What a step reads of its lanes' parameters, as it lies in memory."""
+
+    deltas: list[jax.Array]
+    mean: jax.Array
+    param: jax.Array
+    m: list[jax.Array]
+    v: jax.Array
+    diagonal: list[jax.Array]
+    factors_a: list[jax.Array]
+    by_a: jax.Array  # [N], or [lanes, N] if the lanes go over several rows

@@ -1,0 +1,166 @@
+"""GPU kernels of the learned step on whole models: three passes over memory, and nothing kept between them but sums.
+
+    squares   Δ → sums of Δ² along both factored axes
+    moments   Δ, W, m, v → Σ x² of every per-parameter feature x, made in registers from the updated accumulators
+    apply     Δ, W, m, v → the same again, then the MLP on matrix units; W, m and v are written over their old values
+
+Per parameter that is 1 + 6 + 11 numbers moved for LOpt-A, and for LAgg-A K more in each of the last two. Accumulators
+are updated twice, in registers, and written once, in the pass that has arithmetic to hide it behind. Each program
+writes its own sums and they are added up afterwards, so the same bits come out twice.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from laconic.errors import LaconicError, unknown
+from laconic.outer import programs
+from laconic.outer.blocks import Big, Change, Cut, Geometry, Layers, Small
+from laconic.outer.products import PRECISIONS
+
+FIRST = ("dot", "fma")
+
+
+class Tuning(NamedTuple):
+    """How the kernels are cut, and how `apply` multiplies; what is fastest depends on the GPU.
+
+    lanes, rows:   parameters a program of `apply` works on at a time, and how often it goes on to the next rows
+    warps, stages: Triton's, of `apply`
+    precision:     of the two hidden layers' products, one of `PRECISIONS`
+    first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones
+    ahead:         1 to read a row while the one before it is worked on, at the price of registers, else 0
+    sum_*:         the same of the two passes that only add up
+    interpret:     run by Pallas's interpreter, on any device and slowly
+    """
+
+    lanes: int = 128
+    rows: int = 8
+    warps: int = 4
+    stages: int = 1
+    precision: str = "bf16x3"
+    first: str = "dot"
+    ahead: int = 1
+    sum_lanes: int = 512
+    sum_rows: int = 16
+    sum_warps: int = 4
+    interpret: bool = False
+
+    def check(self) -> "Tuning":
+        """Refuse what Triton could not compile."""
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        if self.first not in FIRST:
+            raise unknown("first layer", self.first, FIRST)
+        if self.ahead not in (0, 1):
+            raise LaconicError(f"ahead must be 0 or 1, got {self.ahead}.")
+        sizes = {n: getattr(self, n) for n in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps")}
+        for name, value in sizes.items():
+            least = 16 if name.endswith("lanes") else 1
+            if value < least or value & (value - 1):
+                raise LaconicError(f"{name} must be a power of two and at least {least}, got {value}.")
+        return self
+
+
+def squares(geometry: Geometry, mean: jax.Array, tuning: Tuning) -> tuple[jax.Array, jax.Array]:
+    """Σ Δ² over blocks of columns [layers, A, blocks] and over blocks of rows [layers, blocks, B]."""
+    cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), mean.shape[0] * geometry.L1
+    outs = [_f32(layers, geometry.A, cut.across), _f32(layers, cut.down, geometry.B)]
+    kernel = _bound(programs.squares, geometry, cut)
+    by_row, by_column = _call("squares", kernel, cut, layers, [mean], outs, tuning, tuning.sum_warps)
+    return by_row, by_column
+
+
+def moments(geometry: Geometry, big: Big, small: Small, fill_mean: bool, tuning: Tuning) -> jax.Array:
+    """Σ x² of the features that differ from parameter to parameter, a row for each program [programs, F].
+
+    A tensor's programs lie together, so that with G tensors [G, programs/G, F] is the same.
+    """
+    cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), big.param.shape[0] * geometry.L1
+    count = big.deltas.shape[0] + (21 if geometry.diagonal else 15)
+    arrays, named = _listed(small, big)
+    kernel = _bound(programs.moments, geometry, cut, named, fill_mean)
+    outs = [_f32(layers * cut.down * cut.across, count)]
+    return _call("moments", kernel, cut, layers, arrays, outs, tuning, tuning.sum_warps)[0]
+
+
+def apply(
+    geometry: Geometry, big: Big, small: Small, phi: Layers, fill_mean: bool, change: Change, tuning: Tuning
+) -> Big:
+    """The tensors after the step: parameters (or their change) and accumulators, over the old ones."""
+    cut, layers = Cut.of(geometry, tuning.lanes, tuning.rows), big.param.shape[0] * geometry.L1
+    arrays, named = _listed(small, phi, big)
+    written = [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
+    positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
+    aliases = {position: i for i, position in enumerate(positions) if i > 0 or change.in_place}
+    kernel = _bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
+    outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
+    param, m, v, *diagonal = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
+    return big._replace(param=param, m=m, v=v, diagonal=diagonal[0] if diagonal else None)
+
+
+def _f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+class Named(NamedTuple):
+    """Which arrays of several groups are there; gives a kernel's references their names again."""
+
+    kinds: tuple[type, ...]
+    there: tuple[tuple[bool, ...], ...]
+
+    def __call__(self, refs: Sequence[Any]) -> list[Any]:
+        """The groups, with references for arrays."""
+        left = iter(refs)
+        rows = zip(self.kinds, self.there, strict=True)
+        return [kind(*(next(left) if here else None for here in row)) for kind, row in rows]
+
+
+def _listed(*groups: Any) -> tuple[list[jax.Array], Named]:
+    there = tuple(tuple(x is not None for x in group) for group in groups)
+    return [x for group in groups for x in group if x is not None], Named(tuple(map(type, groups)), there)
+
+
+@cache
+def _bound(program: Callable[..., None], *settings: Any) -> Callable[..., None]:
+    """The program with its settings; one object for the same settings, so that JAX traces and lowers it only once."""
+    return partial(program, *settings)
+
+
+def _call(
+    name: str,
+    kernel: Any,
+    cut: Cut,
+    layers: int,
+    arrays: Sequence[jax.Array],
+    outs: Sequence[jax.ShapeDtypeStruct],
+    tuning: Tuning,
+    warps: int,
+    aliases: dict[int, int] | None = None,
+) -> list[jax.Array]:
+    """Run a kernel whose references are whole arrays, over all programs of `layers` layers."""
+    run = pl.pallas_call(
+        kernel,
+        grid=(layers * cut.down * cut.across,),
+        in_specs=[_whole(x.shape) for x in arrays],
+        out_specs=[_whole(x.shape) for x in outs],
+        out_shape=list(outs),
+        input_output_aliases=aliases or {},
+        interpret=tuning.interpret,
+        name=f"learned_{name}",
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=tuning.stages),
+    )
+    return list(run(*arrays))
+
+
+@cache
+def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+    return pl.BlockSpec(shape, partial(_origin, len(shape)))
+
+
+def _origin(axes: int, *grid: Any) -> tuple[int, ...]:
+    return (0,) * axes

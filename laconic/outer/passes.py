@@ -1,0 +1,126 @@
+"""The learned step of a whole model by the three kernels of `outer/kernels.py`, tensors of one shape together.
+
+Between the passes only vectors and sums are computed, once for all tensors of a shape.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from laconic.architecture import LAMBDA
+from laconic.outer import kernels
+from laconic.outer.blocks import Change, Layers, Small
+from laconic.outer.features import Ada, normaliser, safe_rsqrt
+from laconic.outer.kernels import Tuning
+from laconic.outer.layout import Split
+from laconic.outer.stacks import Stack, Tensor, gather, scatter
+
+REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of a tensor lie in one array
+
+
+class Phi(NamedTuple):
+    """φ with time folded into its first bias, decays as rates, and what else is the same for every tensor."""
+
+    theta: dict[str, jax.Array]
+    bias: jax.Array
+    rates: jax.Array
+    here: jax.Array | None  # [K]: above 0 for a worker that is there
+    fill_mean: bool
+    decay: float
+    in_place: bool  # otherwise parameters come back as their change, for optax to add
+
+
+def serves(hidden: int, deltas: int, sizes: Sequence[int]) -> bool:
+    """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of 32 bits."""
+    return hidden >= 16 and hidden & (hidden - 1) == 0 and max(3, deltas) * max(sizes, default=0) < REACH
+
+
+def model_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tuple[jax.Array, Ada]]:
+    """New parameters and accumulators of every tensor."""
+    tuning = tuning.check()
+    kinds: dict[Any, list[int]] = {}
+    found: dict[int, tuple[jax.Array, Ada]] = {}
+    for i, tensor in enumerate(tensors):
+        if tensor.param.size:
+            kinds.setdefault(tensor.kind, []).append(i)
+        else:
+            found[i] = tensor.param, tensor.ada
+    for members in kinds.values():
+        stepped = _stack_step(phi, [tensors[i] for i in members], tuning)
+        found |= dict(zip(members, stepped, strict=True))
+    return [found[i] for i in range(len(tensors))]
+
+
+def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tuple[jax.Array, Ada]]:
+    stack, split, G = gather(tensors), tensors[0].split, len(tensors)
+    factors = (None, None)
+    if not stack.geometry.diagonal:
+        stack = _accumulate(stack, split, phi.rates, tuning)
+        factors = _factors(stack, split)
+    firsts = [jnp.full(1, g, jnp.int32) for g in range(len(stack.launches))]
+    smalls = [Small(first, phi.rates, phi.here, stack.lengths, *factors) for first in firsts]
+    rows = list(zip(stack.launches, smalls, strict=True))
+    sums = [kernels.moments(stack.geometry, big, small, phi.fill_mean, tuning) for big, small in rows]
+    by_tensor = [jnp.sum(x.reshape(G // len(sums), -1, x.shape[1]), axis=1) for x in sums]
+    sizes = jnp.asarray([t.split.size for t in tensors], jnp.float32)
+    layers = _fold(phi, stack, split, split.total(jnp.concatenate(by_tensor)) / sizes[:, None])
+    change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
+    done = [kernels.apply(stack.geometry, big, small, layers, phi.fill_mean, change, tuning) for big, small in rows]
+    return scatter(tensors, stack, done)
+
+
+def _accumulate(stack: Stack, split: Split, rates: jax.Array, tuning: Tuning) -> Stack:
+    """Row and column accumulators after this round, from a pass over the mean Δ."""
+    means = [big.deltas[0] if big.mean is None else big.mean for big in stack.launches]
+    sums = [kernels.squares(stack.geometry, mean, tuning) for mean in means]
+    over_b = jnp.concatenate([jnp.sum(by_row, axis=2) for by_row, _ in sums]) / stack.geometry.B  # runs along A
+    over_a = jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / stack.geometry.A
+    axis_a, axis_b = stack.layout.axes
+    over_b, over_a = split.mean(over_b, axis_b) + 1e-30, split.mean(over_a, axis_a) + 1e-30
+    rate = rates[4:].reshape(1, 3, 1)
+    decay = lambda old, new: (1 - rate) * old + rate * new[:, None, :]
+    return stack._replace(along_a=decay(stack.along_a, over_b), along_b=decay(stack.along_b, over_a))
+
+
+def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
+    """What scales Δ and the momenta along A and along B; the row's is relative to its mean over the second axis."""
+    wide, (axis_a, axis_b) = stack.layout.wide, stack.layout.axes
+    rows, cols = (stack.along_a, stack.along_b) if wide else (stack.along_b, stack.along_a)
+    mean = split.mean(jnp.mean(rows, axis=2, keepdims=True), axis_a if wide else axis_b)
+    of_rows, of_cols = safe_rsqrt(rows / (mean + 1e-9)), safe_rsqrt(cols)
+    return (of_rows, of_cols) if wide else (of_cols, of_rows)
+
+
+def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array) -> Layers:
+    """The first layer with every normaliser in its weights, and the rows' and columns' features already through it."""
+    theta, (G, F) = phi.theta, moments_GF.shape
+    n = F - (21 if stack.geometry.diagonal else 15)
+    cuts = [n, n + 12, n + 15, n + 18, n + 21, n + 24, n + 27]
+    deltas, parameter, row, col, rsqrt_row, rsqrt_col, momenta, _ = jnp.split(theta["w0"], cuts)
+    own = [deltas, parameter, momenta]
+    if stack.geometry.diagonal:  # of a vector, row and column accumulators are the same numbers
+        own += [row + col, rsqrt_row + rsqrt_col]
+    w0 = normaliser(moments_GF)[:, :, None] * jnp.concatenate(own)[None]
+    w0 = jnp.pad(w0, ((0, 0), (0, max(16, pl.next_power_of_2(F)) - F), (0, 0)))
+    rest = theta["w1"], theta["b1"], theta["w2"].T, theta["b2"]
+    bias = phi.bias.reshape(1, 1, -1)
+    if stack.geometry.diagonal:
+        return Layers(w0, jnp.broadcast_to(bias, (G, 1, bias.shape[2])), None, *rest)
+    of_rows, of_cols = jnp.concatenate([row, rsqrt_row]), jnp.concatenate([col, rsqrt_col])
+    of_a, of_b = (of_rows, of_cols) if stack.layout.wide else (of_cols, of_rows)
+    by_a, by_b = _through(stack.along_a, of_a, G, split), _through(stack.along_b, of_b, G, split)
+    return Layers(w0, by_a + bias, by_b, *rest)
+
+
+def _through(x: jax.Array, w_FN: jax.Array, G: int, split: Split) -> jax.Array:
+    """[G·L, 3, length] → [G·L, length, N]: accumulators and their inverse roots, normalised, by the first layer."""
+    features = jnp.concatenate([x, jax.lax.rsqrt(x + 1e-8)], axis=1)
+    squares = jnp.mean(jnp.square(features).reshape(G, -1, *features.shape[1:]), axis=(1, 3))
+    if split.axis is not None:  # of what is the same on every device this is the mean too
+        squares = jax.lax.pmean(squares, split.mesh_axis)
+    w = jnp.repeat(normaliser(squares)[:, :, None] * w_FN[None], features.shape[0] // G, axis=0)
+    terms = [features[:, f, :, None] * w[:, f, None, :] for f in range(6)]
+    return sum(terms[1:], terms[0])  # written out: one fused loop, and no product at a lower precision

@@ -1,0 +1,211 @@
+"""What one program of the GPU kernels does; `outer/kernels.py` says what the kernels are for and launches them.
+
+A program works on `lanes` parameters at a time and goes on down its rows. Letters as in `outer/blocks.py`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Place, Row, Small
+from laconic.outer.products import product
+
+
+def squares(geometry: Geometry, cut: Cut, mean: Any, by_row: Any, by_column: Any) -> None:
+    """Σ Δ² of a block: over its columns [layers, A, across] and over its rows [layers, down, B]."""
+    place = _place(geometry, cut, None)
+    rows = place.down * cut.rows * cut.tall + jnp.arange(cut.rows * cut.tall)
+    columns = place.across * cut.width + jnp.arange(cut.width)
+    live = (rows < geometry.A)[:, None] & (columns < geometry.B)[None, :]
+    l0, l1 = _split(place.layer, geometry.L1)
+    delta = triton.load(mean.at[l0, rows[:, None], l1, columns[None, :]], mask=live, other=0.0).astype(jnp.float32)
+    square = delta * delta
+    triton.store(by_row.at[place.layer, rows, place.across], jnp.sum(square, axis=1), mask=rows < geometry.A)
+    triton.store(by_column.at[place.layer, place.down, columns], jnp.sum(square, axis=0), mask=columns < geometry.B)
+
+
+def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: Any) -> None:
+    """Σ x² of every feature that differs from parameter to parameter, over this program's block [programs, F]."""
+    *ins, out = refs
+    small, big = named(ins)
+    lanes, count = _lanes(geometry, cut, small), out.shape[1]
+
+    def body(i: Any, sums: tuple[jax.Array, ...], row: Row) -> tuple[jax.Array, ...]:
+        features, _ = _features(geometry, lanes, fill_mean, row)
+        live = _live(geometry, lanes, _index(cut, lanes, i))
+        return tuple(s + jnp.where(live, x * x, 0.0) for s, x in zip(sums, features, strict=True))
+
+    read = partial(_read, geometry, cut, big, small, lanes, None)
+    sums = _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
+    for f, total in enumerate(sums):
+        out[pl.program_id(0), f] = jnp.sum(total)
+
+
+def apply(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Change, tuning: Any, *refs: Any) -> None:
+    """Features again, the MLP, and everything that has a new value; `tuning` as the kernel is launched with."""
+    outs = 4 if geometry.diagonal else 3
+    small, phi, big = named(refs[:-outs])
+    new_param, new_m, new_v, *new_diagonal = refs[-outs:]
+    lanes, dot = _lanes(geometry, cut, small), product(tuning.precision, tuning.interpret)
+    tensor, tile = lanes.place.tensor, (cut.lanes, phi.b1.shape[0])
+    w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
+    # The columns' share of the first layer stays in registers while the program goes down its rows.
+    by_b = None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
+
+    def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
+        features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
+        by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
+        h = jnp.broadcast_to(by_a, tile) if by_b is None else by_b + by_a
+        if tuning.first == "dot":
+            h = dot(h, _joined(features, w0.shape[0]), w0)
+        else:
+            for f, x in enumerate(features):
+                h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
+        h = jnp.maximum(dot(second, jnp.maximum(h, 0.0), w1), 0.0)
+        direction, magnitude = (jnp.sum(h * phi.w2[out, :][None, :], axis=1) + phi.b2[out] for out in (0, 1))
+        moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
+        write = partial(_write, geometry, lanes, _index(cut, lanes, i))
+        write(new_param, (), param - moved if change.in_place else -moved)
+        for c in range(3):
+            write(new_m, (c,), m_3[c])
+            if geometry.diagonal:
+                write(new_diagonal[0], (c,), diagonal[c])
+        write(new_v, (), v)
+        return carry
+
+    _down(cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ())
+
+
+def _down(rows: int, ahead: int, read: Any, body: Any, carry: Any) -> Any:
+    """Go down the rows; with `ahead` each is read while the one before it is worked on."""
+    if not ahead or rows == 1:
+        return jax.lax.fori_loop(0, rows, lambda i, carry: body(i, carry, read(i)), carry)
+
+    def step(i: Any, both: Any) -> Any:
+        row, carry = both
+        following = read(i + 1)
+        return following, body(i, carry, row)
+
+    return jax.lax.fori_loop(0, rows, step, (read(0), carry))[1]
+
+
+def _place(geometry: Geometry, cut: Cut, first: jax.Array | None) -> Place:
+    """Programs go through the columns first, then down the rows, then through the layers."""
+    block, across = _split(pl.program_id(0), cut.across)
+    layer, down = _split(block, cut.down)
+    begin = jnp.int32(0) if first is None else first
+    own = jax.lax.div(layer, jnp.int32(geometry.L))
+    return Place(layer, begin * geometry.L + layer, begin + own, down, across)
+
+
+def _split(index: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
+    return jax.lax.div(index, jnp.int32(by)), jax.lax.rem(index, jnp.int32(by))
+
+
+def _lanes(geometry: Geometry, cut: Cut, small: Small) -> Lanes:
+    place = _place(geometry, cut, small.first[0])
+    lane = jnp.arange(cut.lanes)
+    row, column = (None, lane) if cut.tall == 1 else _split(lane, cut.width)
+    columns = place.across * cut.width + column
+    length = geometry.B if small.lengths is None else small.lengths[place.tensor]
+    here = [] if small.here is None else [small.here[k] for k in range(small.here.shape[0])]
+    along = partial(_along, small.factors_b, place.of_all, columns, geometry.B)
+    factors_b = [] if geometry.diagonal else [along(c) for c in range(3)]
+    return Lanes(place, columns, row, length, [small.rates[c] for c in range(7)], here, factors_b)
+
+
+def _index(cut: Cut, lanes: Lanes, i: Any) -> jax.Array:
+    """The row of the lanes in step i, or each one's own."""
+    begin = (lanes.place.down * cut.rows + i) * cut.tall
+    return begin if lanes.row is None else begin + lanes.row
+
+
+def _live(geometry: Geometry, lanes: Lanes, a: jax.Array) -> jax.Array:
+    """Which lanes are inside the tensor."""
+    return (lanes.columns < lanes.length) & (a < geometry.A)
+
+
+def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by_a: Any, i: Any) -> Row:
+    """Everything that step i needs from memory; past the program's last row nothing is read."""
+    a = _index(cut, lanes, i)
+    live = _live(geometry, lanes, a) & (i < cut.rows)
+    l0, l1 = _split(lanes.place.layer, geometry.L1)
+    at = (l0, a, l1, lanes.columns)
+    read = lambda ref, *lead: triton.load(ref.at[(*lead, *at)], mask=live, other=0.0)
+    deltas = [read(big.deltas, k) for k in range(big.deltas.shape[0])]
+    mean = deltas[0] if big.mean is None else read(big.mean)
+    m_3, diagonal = [read(big.m, c) for c in range(3)], []
+    layer, factors_a = lanes.place.of_all, []
+    if geometry.diagonal:
+        diagonal = [read(big.diagonal, c) for c in range(3)]
+    else:
+        factors_a = [_along(small.factors_a, layer, a, geometry.A, c) for c in range(3)]
+    if by_a is None:
+        added = jnp.float32(0)
+    elif lanes.row is None:
+        added = by_a[layer, jnp.minimum(a, geometry.A - 1), :]
+    else:
+        added = _tile(by_a, layer, a, geometry.A)
+    return Row(deltas, mean, read(big.param), m_3, read(big.v), diagonal, factors_a, added)
+
+
+def _features(
+    geometry: Geometry, lanes: Lanes, fill_mean: bool, row: Row
+) -> tuple[list[jax.Array], tuple[jax.Array, list[jax.Array], jax.Array, list[jax.Array]]]:
+    """The per-parameter features of the lanes from updated accumulators; and W, m, v and the diagonal ones."""
+    row = jax.tree.map(lambda x: x.astype(jnp.float32), row)
+    decay = lambda c, old, new: (1 - lanes.rates[c]) * old + lanes.rates[c] * new
+    mean, deltas = row.mean, row.deltas
+    if lanes.here:
+        empty = mean if fill_mean else jnp.zeros_like(mean)
+        deltas = [jnp.where(here > 0, delta, empty) for here, delta in zip(lanes.here, deltas, strict=True)]
+    square = mean * mean
+    m_3 = [decay(c, old, mean) for c, old in enumerate(row.m)]
+    v = decay(3, row.v, square)
+    rsqrt_v = jax.lax.rsqrt(v + 1e-6)
+    if geometry.diagonal:
+        diagonal = [decay(4 + c, old, square + 1e-30) for c, old in enumerate(row.diagonal)]
+        of_delta = [jax.lax.rsqrt(jnp.maximum(r + 1e-9, 1e-9)) for r in diagonal]
+        of_m = [jax.lax.rsqrt(r + 1e-6) for r in diagonal]
+        more = [*diagonal, *(jax.lax.rsqrt(r + 1e-8) for r in diagonal)]
+    else:
+        of_delta = [a * b for a, b in zip(row.factors_a, lanes.factors_b, strict=True)]
+        of_m, diagonal, more = of_delta, [], []
+    features = [*deltas, row.param, *m_3, v, *(x * rsqrt_v for x in m_3), rsqrt_v]
+    features += [mean * f for f in of_delta] + [x * f for x, f in zip(m_3, of_m, strict=True)] + more
+    return features, (row.param, m_3, v, diagonal)
+
+
+def _tile(ref: Any, layer: jax.Array, index: jax.Array, length: int) -> jax.Array:
+    """[lanes, N]: what each lane's row or column adds to the first layer."""
+    hidden = jnp.arange(ref.shape[2])
+    inside = jnp.broadcast_to((index < length)[:, None], (index.shape[0], hidden.size))
+    return triton.load(ref.at[layer, index[:, None], hidden[None, :]], mask=inside, other=0.0)
+
+
+def _along(ref: Any, layer: jax.Array, index: jax.Array, length: int, c: int) -> jax.Array:
+    """The c-th factor at a row, or at each lane's row or column."""
+    if not index.shape:
+        return ref[layer, c, jnp.minimum(index, length - 1)]
+    return triton.load(ref.at[layer, c, index], mask=index < length, other=0.0)
+
+
+def _joined(columns: Sequence[jax.Array], count: int) -> jax.Array:
+    """Vectors [P] side by side as [P, count], the rest 0, in registers: pairs, then pairs of pairs, and so on."""
+    parts = [*columns, *[jnp.zeros_like(columns[0])] * (count - len(columns))]
+    while len(parts) > 1:
+        half = len(parts) // 2
+        pairs = zip(parts[:half], parts[half:], strict=True)
+        parts = [jnp.concatenate([x[..., None], y[..., None]], axis=-1) for x, y in pairs]
+    return parts[0].reshape(columns[0].shape[0], count)
+
+
+def _write(geometry: Geometry, lanes: Lanes, a: jax.Array, ref: Any, lead: tuple[int, ...], x: jax.Array) -> None:
+    l0, l1 = _split(lanes.place.layer, geometry.L1)
+    at = ref.at[(*lead, l0, a, l1, lanes.columns)]
+    triton.store(at, x.astype(ref.dtype), mask=_live(geometry, lanes, a))

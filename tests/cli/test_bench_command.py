@@ -1,0 +1,192 @@
+"""`laconic bench`: what is measured, the record, the picture, and the comparison with an earlier record."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from laconic.bench import clock, overhead, record, server_step
+from laconic.bench.meta_train import MetaTrainConfig
+from laconic.bench.models import MODELS
+from laconic.cli.bench import BENCHMARKS
+from laconic.outer.kernels import Tuning
+from tests.cli.commands import assert_one_error, laconic
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A model small enough to be measured in a test."""
+    monkeypatch.setitem(MODELS, "small", MODELS["mlp"]._replace(shapes=[(8, 6), (6,)]))
+    monkeypatch.setattr(clock, "LEAST", 0.0)
+    monkeypatch.setattr(server_step, "bandwidth", lambda: 2e9)
+
+
+def test_without_a_name_it_teaches(capfd):
+    code, out, _ = laconic(capfd, "bench")
+    assert code == 0
+    assert all(name in out for name in BENCHMARKS)
+    assert "laconic bench server-step --sizes vit-b" in out
+
+
+def test_parameter_counts_are_the_models_own():
+    """Published counts: torchvision's ResNet-50 and ViT-B/16, and GPT-2 medium."""
+    counts = {name: model.parameters for name, model in MODELS.items()}
+    assert counts["resnet50"] == 25_557_032
+    assert counts["vit-b"] == 86_567_656
+    assert counts["gpt2-medium"] == 354_823_168
+    assert counts["mlp"] == 118_282
+
+
+def test_server_step_writes_a_record_and_a_picture(small, capfd, tmp_path, standard_promotion):
+    argv = ["bench", "server-step", "--sizes", "small", "--workers", "2", "--repeats", "1", "--out", tmp_path]
+    code, out, _ = laconic(capfd, *argv)
+    assert code == 0
+    assert "small lagg-a" in out
+    made = json.loads((tmp_path / "server-step.json").read_text())
+    assert (tmp_path / "server-step.png").read_bytes().startswith(b"\x89PNG")
+    assert {"commit", "versions", "device", "started", "config"} <= set(made)
+    assert made["config"]["tuning"][0] == Tuning().lanes
+    step = made["figures"]["small lagg-a"]
+    assert step["parameters"] == 54
+    assert step["bytes_per_parameter"] == 4 * (1 + 8 + 13)
+    assert step["share_of_memory_floor"] == pytest.approx(88 * 54 / 2e9 / step["seconds"])
+    assert step["ratio_to_adamw"] == pytest.approx(step["seconds"] / made["figures"]["small adamw"]["seconds"])
+    assert step["temporary_bytes_per_parameter"] >= 0
+
+
+def test_a_slower_machine_is_told(small, capfd, tmp_path, standard_promotion):
+    argv = ["bench", "server-step", "--sizes", "small", "--steppers", "adamw", "--repeats", "1", "--out", tmp_path]
+    laconic(capfd, *argv)
+    path = tmp_path / "server-step.json"
+    earlier = json.loads(path.read_text())
+    earlier["figures"]["small adamw"]["seconds"] = 1e-12
+    (tmp_path / "fast.json").write_text(json.dumps(earlier))
+    code, out, _ = laconic(capfd, *argv, "--compare", tmp_path / "fast.json")
+    assert code == 1
+    assert "slower: small adamw" in out
+    earlier["figures"]["small adamw"]["seconds"] = 1e6
+    (tmp_path / "slow.json").write_text(json.dumps(earlier))
+    code, out, _ = laconic(capfd, *argv, "--compare", tmp_path / "slow.json")
+    assert code == 0
+    assert "nothing got more than 5% slower" in out
+
+
+def test_comparing_takes_a_figure_as_the_same_within_five_percent(raises_clearly, tmp_path):
+    made = lambda **seconds: {"benchmark": "round", "figures": {n: {"seconds": s} for n, s in seconds.items()}}
+    old, new = made(a=1.0, b=1.0, c=1.0, gone=1.0), made(a=1.04, b=1.06, c=0.9, new=1.0)
+    assert [row[3] for row in record.compare(new, old)] == ["same", "slower", "faster"]
+    with raises_clearly("'round'", "'overhead'"):
+        record.compare(new | {"benchmark": "overhead"}, old)
+    with raises_clearly("no figure in common"):
+        record.compare(made(x=1.0), old)
+    (tmp_path / "other.json").write_text("[1]")
+    with raises_clearly("other.json", "figures"):
+        record.load_record(tmp_path / "other.json")
+    with raises_clearly("missing.json"):
+        record.load_record(tmp_path / "missing.json")
+
+
+def test_overhead_adds_up(monkeypatch):
+    """A local step of 10 ms, 8 of it forward and backward; server steps of 1, 2 and 3 ms."""
+    times = iter([0.008, 0.010, 0.001, 0.002, 0.003])
+    monkeypatch.setattr(overhead, "_one", lambda step, config, tick: next(times))
+    for part in ("_gradient", "_local", "_server"):
+        monkeypatch.setattr(overhead, part, lambda *args: None)
+    found = overhead.measure(overhead.OverheadConfig(local_steps=(8, 16), restarts=1))
+    step = found["figures"]["H=8 lopt-a"]
+    assert step["seconds"] == pytest.approx(0.010 + 0.002 / 8)
+    assert step["optimizer_seconds"] == pytest.approx(0.002 + 0.002 / 8)
+    assert step["overhead"] == pytest.approx((0.010 + 0.002 / 8) / (0.010 + 0.001 / 8))
+    assert found["figures"]["H=16 local-sgd"]["overhead"] == 1.0
+    assert found["parameters"] == 8_970
+
+
+@pytest.mark.slow
+def test_overhead_of_a_task(capfd, tmp_path):
+    argv = ["bench", "overhead", "--task", "digits-mlp", "--local-steps", "8", "--calls", "3", "--last", "2"]
+    code, out, _ = laconic(capfd, *argv, "--restarts", "1", "--batch", "16", "--workers", "2", "--out", tmp_path)
+    assert code == 0
+    assert "H=8 lagg-a" in out
+    made = json.loads((tmp_path / "overhead.json").read_text())
+    assert made["figures"]["H=8 local-sgd"]["overhead"] == 1.0
+    assert set(made["parts_seconds"]) == {"forward-backward", "local step", "local-sgd", "lopt-a", "lagg-a"}
+
+
+def test_the_last_calls_count(monkeypatch):
+    clock_now, durations = [0.0], iter([100.0, 9.0, 9.0, 1.0, 3.0, 2.0])
+    monkeypatch.setattr(overhead.time, "perf_counter", lambda: clock_now[0])
+
+    def call(state: int) -> int:
+        clock_now[0] += next(durations)
+        return state + 1
+
+    config = overhead.OverheadConfig(calls=5, last=3)
+    assert overhead._one(clock.Step(call, 0, (), None), config, lambda: None) == 2.0
+
+
+def test_the_clock_takes_medians_of_chained_calls(monkeypatch):
+    seen = []
+    step = clock.compiled(lambda x: x + 1.0, jnp.zeros(3))
+    watched = step._replace(call=lambda x: seen.append(float(x[0])) or step.call(x))
+    monkeypatch.setattr(clock, "LEAST", 0.0)
+    assert clock.medians({"one": watched}, 3)["one"] > 0
+    assert seen == [0.0, 1.0, 2.0, 3.0, 4.0]  # each call takes what the last one gave
+    assert clock.compiled(lambda x: x + 1.0, jnp.zeros(3), inner=4).call(jnp.zeros(3))[0] == 4.0
+
+
+def test_a_cut_that_does_not_compile_is_not_chosen(monkeypatch):
+    def refuse_many_lanes(architecture, shapes, K, path, accumulators, tuning, inner):
+        if tuning.lanes > 64:
+            raise jax.errors.JaxRuntimeError("out of registers")
+        return tuning
+
+    monkeypatch.setattr(server_step, "learned_step", refuse_many_lanes)
+    monkeypatch.setattr(server_step, "medians", lambda steps, repeats, tick: dict.fromkeys(steps, 1.0))
+    best, tried = server_step.tuned(server_step.ServerStepConfig(), lambda name: None)
+    assert best.lanes == 64
+    assert math.inf in tried.values()
+
+
+def test_tuning_keeps_the_fastest_of_each_knob(monkeypatch):
+    want = {"lanes": 64, "rows": 16, "sum_warps": 8}
+    asked = []
+
+    def pretend(architecture, shapes, K, path, accumulators, tuning, inner):
+        asked.append(tuning)
+        return tuning
+
+    wrong = lambda tuning: sum(getattr(tuning, knob) != value for knob, value in want.items())
+    monkeypatch.setattr(server_step, "learned_step", pretend)
+    monkeypatch.setattr(
+        server_step, "medians", lambda steps, repeats, tick: {n: 1.0 + wrong(t) for n, t in steps.items()}
+    )
+    best, tried = server_step.tuned(server_step.ServerStepConfig(), lambda name: None)
+    assert {knob: getattr(best, knob) for knob in want} == want
+    assert len(tried) == len(asked) < 20
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["bench", "server-steps"], ["unknown benchmark", "server-step"]),
+        (["bench", "server-step", "--sizes", "vit-c"], ["'vit-c'", "vit-b"]),
+        (["bench", "server-step", "--steppers", "adam"], ["'adam'", "adamw"]),
+        (["bench", "server-step", "--path", "fast"], ["'fast'", "passes"]),
+        (["bench", "server-step", "--precision", "fp8"], ["'fp8'", "bf16x3"]),
+        (["bench", "server-step", "--tune"], ["no GPU"]),
+        (["bench", "overhead", "--batch", "0"], ["batch", "0"]),
+        (["bench", "meta-train", "--pairs", "0"], ["pairs", "0"]),
+        (["bench", "round", "--rounds", "0"], ["rounds", "0"]),
+        (["bench", "round", "--compare", "nowhere.json"], ["nowhere.json"]),
+    ],
+)
+def test_bad_words_are_one_line(capfd, argv, parts):
+    assert_one_error(capfd, argv, parts)
+
+
+def test_defaults_of_meta_training_suit_the_platform(monkeypatch):
+    assert MetaTrainConfig(pairs=4).filled() == MetaTrainConfig(pairs=4, truncation=5, repeats=3, steps=1)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert MetaTrainConfig().filled() == MetaTrainConfig(pairs=8, truncation=50, repeats=5, steps=10)
