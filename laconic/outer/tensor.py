@@ -5,7 +5,6 @@ the features and runs the MLP. The normalisers are folded into the first layer's
 bias. The [n, 39] matrix never exists.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,7 +35,7 @@ def tensor_step(
     """
     if not param.size:
         return param
-    groups: Callable[[Any], list[jax.Array]]
+    groups: Any
     if ada is None:
         view = features.view_of(split)
         fields = [features.to_view(view, x, param.shape) for x in (deltas, param)]
@@ -56,7 +55,8 @@ def tensor_step(
         step = fused.learned_step(theta | first, fields, LAMBDA)
     else:
         phi = theta | first
-        added = _along(phi, groups(fields), (A, B))
+        whole: Any = groups
+        added = _along(phi, whole(fields), (A, B))
         fill = lambda both: _mlp(phi, groups(both[0]), both[1])
         step = walk.fill(fill, (fields, added))
     return features.from_view(view, step, param.shape)
