@@ -5,6 +5,8 @@ the features and runs the MLP. The normalisers are folded into the first layer's
 bias. The [n, 39] matrix never exists.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -33,6 +35,7 @@ def tensor_step(
     """
     if not param.size:
         return param
+    groups: Any
     if ada is None:
         view = features.view_of(split)
         fields = [features.to_view(view, x, param.shape) for x in (deltas, param)]
@@ -51,22 +54,42 @@ def tensor_step(
     if kernel and isinstance(fields, features.Fields) and fused.serves(theta["b0"].size, ada):
         step = fused.learned_step(theta | first, fields, LAMBDA)
     else:
-        step = walk.fill(lambda f: _mlp(theta | first, groups(f)), fields)
+        phi = theta | first
+        whole: Any = groups
+        added = _along(phi, whole(fields), (A, B))
+        fill = lambda both: _mlp(phi, groups(both[0]), both[1])
+        step = walk.fill(fill, (fields, added))
     return features.from_view(view, step, param.shape)
 
 
-def _mlp(theta: Theta, groups: list[jax.Array]) -> jax.Array:
+def _along(theta: Theta, groups: list[jax.Array], axes: tuple[int, int]) -> list[jax.Array]:
+    """What rows and what columns add to the first layer's sums, if that takes no more than 16 bytes a parameter."""
+    (A, B), N = axes, theta["b0"].size
+    shared = [(w, x) for w, x in _weighted(theta, groups) if x.shape[2:] != (A, B)]
+    if (A + B) * N > 4 * A * B or not shared:
+        return []
+    sides: dict[tuple[int, ...], list[jax.Array]] = {}
+    for w, x in shared:
+        sides.setdefault(x.shape[1:], []).append(_dense(w, x))
+    return [sum(terms[1:], terms[0]) for terms in sides.values()]
+
+
+def _weighted(theta: Theta, groups: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    """Every group of features with its rows of the first layer."""
+    ends = [sum(x.shape[0] for x in groups[: i + 1]) for i in range(len(groups))]
+    return list(zip(jnp.split(theta["w0"], ends[:-1]), groups, strict=True))
+
+
+def _mlp(theta: Theta, groups: list[jax.Array], added: list[jax.Array]) -> jax.Array:
     """One tile [1, l, a, b] of steps. Features run along the first axis, so no transpose is ever needed."""
     tile = jnp.broadcast_shapes(*(x.shape[1:] for x in groups))
     # Without the barrier XLA's CPU code computes the features inside the concatenation, one by one: 1.5 times slower.
     apart = jax.lax.optimization_barrier(groups) if jax.default_backend() == "cpu" else groups
-    ends = [sum(x.shape[0] for x in groups[: i + 1]) for i in range(len(groups))]
-    weights = jnp.split(theta["w0"], ends[:-1])
-    # What is the same along a row or a column goes through the first layer once for all of it.
-    own = [(w, x) for w, x in zip(weights, apart, strict=True) if x.shape[1:] == tile]
-    shared = [(w, x) for w, x in zip(weights, apart, strict=True) if x.shape[1:] != tile]
-    h = _dense(jnp.concatenate([w for w, _ in own]), jnp.concatenate([x for _, x in own]))
-    h = sum((_dense(w, x) for w, x in shared), theta["b0"].reshape(-1, 1, 1, 1)) + h
+    rows = _weighted(theta, apart)
+    if added:  # rows and columns went through the first layer already; theirs are groups 7 to 10
+        rows = rows[:7] + rows[11:]
+    w, x = jnp.concatenate([w for w, _ in rows]), [jnp.broadcast_to(x, (x.shape[0], *tile)) for _, x in rows]
+    h = sum(added, theta["b0"].reshape(-1, 1, 1, 1)) + _dense(w, jnp.concatenate(x))
     for i in (1, 2):
         h = _dense(theta[f"w{i}"], jax.nn.relu(h)) + theta[f"b{i}"].reshape(-1, 1, 1, 1)
     return LAMBDA * h[:1] * jnp.exp(LAMBDA * h[1:])
