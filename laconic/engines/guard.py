@@ -8,6 +8,7 @@ accepted norms, and of this round's messages, so that a change that most workers
 The guard's state is a function of the messages alone and part of the replicated state: all replicas judge alike.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -88,14 +89,21 @@ def init_guard(K: int) -> GuardState:
     return GuardState(jnp.zeros(WINDOW), jnp.int32(0), jnp.zeros(K, jnp.int32))
 
 
-def measure(delta: Any, extra: Any, square: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-    """The norm of a decoded Δ, and whether all floats of a message are finite. Traceable.
+def measure(
+    words: jax.Array, read: Callable[[jax.Array], Any], square: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The norm of a message's Δ, and whether all of its floats are finite. Traceable.
 
-    `square` is the sum of Δ's squares where somebody has added them up already.
+    `read(words)` is the decoded Δ and what travels with it; `square` the sum of Δ's squares where somebody has added
+    them up already.
     """
+    delta, extra = read(words)
     norm = jnp.sqrt(_square(delta) if square is None else square)
-    # A finite norm has only finite terms, so that mostly no second look at every number is needed.
-    finite = jax.lax.cond(jnp.isfinite(norm), lambda: jnp.array(True), lambda: _finite(delta))
+    # A finite norm has only finite terms, so that mostly no second look at every number is needed. The branch opens the
+    # message itself: if its arrays were handed in, they would be made beforehand.
+    finite = jax.lax.cond(
+        jnp.isfinite(norm), lambda words: jnp.array(True), lambda words: _finite(read(words)[0]), words
+    )
     return norm, finite & _finite(extra)
 
 

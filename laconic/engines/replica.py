@@ -92,6 +92,8 @@ class Programs:
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (message.delta, message.extra))
         self.layout = Layout.of(one)
         self._like = replica.shared.params
+        dense = method.compressor.decode is DENSE.decode and not jax.tree.leaves(one[1])
+        self._plain = dense and all(leaf.dtype == np.float32 for leaf in self.layout.leaves)  # a body is Δ, no more
         self.absent = Seen(jnp.zeros(self.layout.size // WORD, jnp.uint32), None, jnp.float32(0), jnp.array(True))
         self.message_bits = method.compressor.bits(replica.shared.params)
 
@@ -157,12 +159,12 @@ class Programs:
         return workers.map(phase)(shared, clients, (items.batches, items.keys))
 
     def _look(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        delta, extra = unpack(self.layout, words)
         folded, square = fold(key, words)
-        plain = self.method.compressor.decode is DENSE.decode and not jax.tree.leaves(extra)
-        plain = plain and all(leaf.dtype == np.float32 for leaf in self.layout.leaves)  # the body is Δ and nothing else
-        delta = self.method.compressor.decode(delta, self._zeros())
-        return folded, *guard.measure(delta, extra, square if plain else None)
+        return folded, *guard.measure(words, self._open, square if self._plain else None)
+
+    def _open(self, words: jax.Array) -> tuple[Any, Any]:
+        delta, extra = unpack(self.layout, words)
+        return self.method.compressor.decode(delta, self._zeros()), extra
 
     def _zeros(self) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like)

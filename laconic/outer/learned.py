@@ -28,12 +28,11 @@ from laconic.outer.tensor import Theta, tensor_step
 from laconic.outer.tiles import default_tile
 
 PATHS = {
-    "auto": "passes for large models on a GPU, else tensorwise",
+    "auto": "tensorwise, until the passes have been timed on a GPU",
     "xla": "no kernel of our own; the reference",
     "tensorwise": "a tensor at a time; on a GPU one kernel runs a factored tensor's MLP",
     "passes": "three GPU kernels over the whole model, parameters and accumulators in place",
 }
-LARGE = 1 << 20  # parameters from which a model takes the passes
 ACCUMULATORS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -230,7 +229,7 @@ def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
             f"on, and tensors whose deltas and momenta are below {passes.REACH:,} numbers: choose path='auto'."
         )
     if path == "auto":
-        path = "passes" if backend == "gpu" and can and sum(sizes) >= LARGE else "tensorwise"
+        path = "tensorwise"
     _say(spec.architecture, path, backend)
     return path
 

@@ -28,7 +28,8 @@ def verdict(bad: np.ndarray | None) -> str:
 @jax.jit
 def judged(state, deltas, extras, weights, codes):
     """The guard's word on K messages."""
-    norms, finite = zip(*map(measure, deltas, extras), strict=True)
+    messages = zip(deltas, extras, strict=True)
+    norms, finite = zip(*[measure(message, lambda words: words, None) for message in messages], strict=True)
     return judge(state, jnp.stack(norms), jnp.stack(finite), weights, codes, 10.0)
 
 

@@ -164,23 +164,22 @@ def test_two_models_in_a_vmap():
     assert text.count('name = "learned_apply"') == 2
 
 
-def test_models_of_a_size_take_the_passes_on_a_gpu(monkeypatch, caplog, raises_clearly):
+def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     choose = lambda path, spec, *sizes: learned.choose(path, spec, sizes)
-    assert choose("auto", LOPT_A, learned.LARGE) == "tensorwise"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     learned._say.cache_clear()
     with caplog.at_level(logging.INFO, "laconic"):
-        assert [choose("auto", LOPT_A, learned.LARGE - 1, 1) for _ in range(2)] == ["passes", "passes"]
+        assert [choose("passes", LOPT_A, 1000, 1) for _ in range(2)] == ["passes", "passes"]
     assert len(caplog.messages) == 1
     assert "'passes' on gpu" in caplog.messages[0]
-    assert choose("auto", LOPT_A, learned.LARGE - 1) == "tensorwise"
-    assert choose("xla", LOPT_A, learned.LARGE) == "xla"
+    assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
+    assert choose("xla", LOPT_A, 1000) == "xla"
     for spec in (LearnedOptimizer("lopt"), LearnedOptimizer("lopt-a", hidden=24)):
-        assert choose("auto", spec, learned.LARGE) == "tensorwise"
         with raises_clearly("accumulators", "power of two", "path='auto'"):
-            choose("passes", spec, learned.LARGE)
-    sizes = passes.REACH // 8, passes.REACH // 8 - 1
-    assert [choose("auto", LAGG_A[8], size) for size in sizes] == ["tensorwise", "passes"]
+            choose("passes", spec, 1000)
+    assert choose("passes", LAGG_A[8], passes.REACH // 8 - 1) == "passes"
+    with raises_clearly("are below", "path='auto'"):
+        choose("passes", LAGG_A[8], passes.REACH // 8)
 
 
 def test_bad_tunings_are_refused(raises_clearly):
