@@ -28,7 +28,7 @@ MAC = 32
 HEADER = SIGNED + MAC
 ALIGN = 64
 EMPTY = 1  # flag: the sender takes part but has nothing to add, it is only catching up
-LANES, BLOCK = 8, 512  # of a body's fold: sums a block, words a block
+LANES, BLOCK = 4, 512  # of a body's fold: sums a block, words a block
 
 
 class Leaf(NamedTuple):
