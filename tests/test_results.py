@@ -68,6 +68,34 @@ def test_the_docs_show_the_benchmarks(name):
         assert f"| {figures[key]} |" in docs
 
 
+def test_the_docs_show_what_the_engine_costs():
+    figures = json.loads((ROOT / "results" / "benchmarks" / "engine-round-cpu.json").read_text())
+    two, four = figures["workers"]["2"], figures["workers"]["4"]
+    assert two["median_ms"]["engine"] < figures["limit_ms"]
+    assert figures["parameters"] == 1_000_000
+    for name in ("compute", "gather", "outer", "quorum", "check", "rest", "engine"):
+        cells = [f"{k['median_ms'][name]:.1f} ({k['best_tenth_ms'][name]:.1f})" for k in (two, four)]
+        row = rf"\| \**{name}\**[^|]* \| \**{re.escape(cells[0])}\** \| {re.escape(cells[1])} \|"
+        assert re.search(row, DOCS), name
+
+
+def test_the_docs_tell_of_the_soak():
+    figures = json.loads((ROOT / "results" / "benchmarks" / "churn-cpu.json").read_text())
+    assert figures["passed"]
+    assert figures["longest_gap_s"] < 5.0
+    assert figures["rounds_with_two_states"] == []
+    assert abs(figures["loss_apart"]) < 0.05
+    options = figures["options"]
+    assert (options["minutes"], options["workers"]) == (5.0, 4)
+    assert figures["minutes"] >= 5.0
+    told = [f"{figures['rounds']:,} rounds in {figures['minutes']} minutes", f"{figures['kills']} kills"]
+    told += [f"{figures['stops']} stops", f"{figures['healed']} times", f"{figures['longest_gap_s']:.2f} s"]
+    told += [f"{figures['mean_workers']} of the four"]
+    told += [f"{figures['loss'][name]:.5f}" for name in ("churned", "undisturbed")]
+    for words in (*told, f"{100 * figures['loss_apart']:+.2f} %"):
+        assert words in DOCS, words
+
+
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_the_docs_show_the_sweeps_rankings(sweep):
     table = ranking_table(read(sweep / "records.jsonl")).strip()
