@@ -17,6 +17,7 @@ from tests import reference
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_round_prints_its_figures_as_json():
     command = [sys.executable, "benchmarks/round.py", "--rounds", "2", "--parameters", "40000", "--repeats", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -29,6 +30,7 @@ def test_round_prints_its_figures_as_json():
     assert figures["device"]["platform"] == "cpu"
 
 
+@pytest.mark.slow
 def test_federated_prints_its_figures_as_json():
     command = [sys.executable, "benchmarks/federated.py", "--rounds", "2", "--repeats", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

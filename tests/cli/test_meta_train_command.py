@@ -129,6 +129,7 @@ def test_missing_data_says_which_file_goes_where(capfd, tmp_path, monkeypatch):
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkeypatch):
     class Display(command.MetaDisplay):
         def progress(self, done, losses, norms):

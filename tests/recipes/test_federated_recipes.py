@@ -83,6 +83,7 @@ def test_a_population_that_cannot_be_read_is_refused(bad, tmp_path, raises_clear
 
 
 @pytest.mark.usefixtures("standard_promotion", "quick")  # optax's Adam
+@pytest.mark.slow
 def test_a_learned_servers_card_says_which_population_it_was_trained_on(tmp_path):
     config = replace(TINY, federated=Federated(20, 0.5), workers=3, steps=2, judge_every=1, out=tmp_path / "m")
     folder, records = meta_train(config)

@@ -76,6 +76,7 @@ CONFIG = CompareConfig(
 )
 
 
+@pytest.mark.slow
 def test_a_panel_with_a_population_is_carried_out_and_gone_on_with(tmp_path):
     panel = Panel("p", "P", CONFIG, metrics=("test_accuracy",), shown=("test-accuracy",), band="standard deviation")
     found = Experiment("one", "One", "w", (panel,))

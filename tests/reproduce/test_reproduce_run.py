@@ -111,6 +111,7 @@ def test_a_stop_in_the_second_panel_leaves_the_rest_alone(whole, tmp_path):
 
 
 @pytest.mark.parametrize("moment", [("lopt-digits", 4), ("One: LOpt", 6), ("Two: Local SGD", 3)], ids=str)
+@pytest.mark.slow
 def test_death_at_any_moment_changes_no_number_and_doubles_no_record(whole, tmp_path, moment):
     def die(what, done):
         if what == moment[0] and done >= moment[1]:
@@ -127,6 +128,7 @@ def test_death_at_any_moment_changes_no_number_and_doubles_no_record(whole, tmp_
         assert len(set(keys)) == len(keys), path
 
 
+@pytest.mark.slow
 def test_death_between_records_and_the_checkpoint_doubles_no_record(whole, tmp_path, monkeypatch):
     """The judgement and progress of step 4 are on record when the process dies, and step 4 is in no checkpoint."""
     saved, save = [], meta_folder.checkpoint.save

@@ -119,7 +119,7 @@ def test_each_model_has_a_finite_gradient_everywhere(name, made, started):
 
 
 SMALL = ["digits-mlp:width=5", "cifar10-cnn-bn:width=2", "lm-bytes:context=8,hidden=8,heads=2,layers=1"]
-SMALL += [SMALL_RESNET]
+SMALL += [pytest.param(SMALL_RESNET, marks=pytest.mark.slow)]
 
 
 def local_steps(task, params, state, items):

@@ -65,6 +65,7 @@ def test_products_are_bfloat16_and_what_comes_out_is_float32(spec, pair):
 
 
 @pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.slow
 def test_the_two_are_close(spec, pair):
     """bfloat16 keeps 8 bits: a relative 0.4 % a product; errors of many products partly cancel."""
     plain, narrow, params, state = pair(spec)

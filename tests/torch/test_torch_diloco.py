@@ -108,6 +108,7 @@ def losses_of(text):
     return [(float(line[2]), float(line[3])) for line in found if line]
 
 
+@pytest.mark.slow
 def test_the_plain_loop(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["torch_outer.py"])
     runpy.run_path(str(EXAMPLES / "torch_outer.py"), run_name="__main__")
