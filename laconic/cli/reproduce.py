@@ -15,7 +15,7 @@ from laconic.errors import LaconicError
 from laconic.evaluate.compare import Interrupted, Observer
 from laconic.recipes.meta_run import MetaObserver
 from laconic.reproduce.compiling import spare_compiling
-from laconic.reproduce.experiment import needs
+from laconic.reproduce.experiment import narrowed, needs, parts_of
 from laconic.reproduce.folder import read_header
 from laconic.reproduce.page import tables
 from laconic.reproduce.registry import EXPERIMENTS, experiment
@@ -35,6 +35,9 @@ class ReproduceConfig:
     """smoke: minutes on a laptop, to see that it works; full: the paper's settings, for a large GPU."""
     out: Path | None = None
     """The folder to write or go on with; by default results/reproduce/NAME-SCALE."""
+    panels: tuple[str, ...] = ()
+    """Carry out only these of its panels or sweeps now; the table and figure are of what is done so far, and say what
+    is not. The names are those of the folders below panels/ and sweeps/; all by default."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def run_reproduce(argv: Sequence[str]) -> int:
             if isinstance(again, ReproduceResumeConfig):
                 folder, record = resume_experiment(again.resume, watching=OnScreen(), stop=stop)
             else:
-                folder, record = reproduce(again.name, again.scale, again.out, watching=OnScreen(), stop=stop)
+                name, scale, to = again.name, again.scale, again.out
+                folder, record = reproduce(name, scale, to, panels=again.panels, watching=OnScreen(), stop=stop)
         except Interrupted as stopped:
             say(f"{stopped} Go on with: {go_on('reproduce', stopped.folder)}", err)
             return stop.status
@@ -106,9 +110,13 @@ def _list() -> int:
 
 def _print_outcome(folder: Path, record: dict[str, Any]) -> None:
     found = at_scale(experiment(record["name"]), record["scale"])
+    left = record.get("left", [])
+    found = narrowed(found, [name for name in parts_of(found) if name not in left])
     for shown in tables(found, record["rows"]):
         out.print(table(shown.headers, shown.rows, shown.title, left=2))
     if record["scale"] == "smoke":
         say(SMOKE_LINE)
+    if left:
+        say(f"Not carried out yet: {', '.join(left)}.")
     for name in ("table.md", "table.html", "figure.png", "records.jsonl"):
         say(f"{name + ':':<14} {(folder / name).resolve()}")

@@ -8,6 +8,8 @@ from laconic.recipes.meta_config import MetaConfig
 _FMNIST = MetaConfig()
 _AGAIN = MetaConfig(steps=2000, ramp=2000, peak=1e-3)
 _ON = MetaConfig(steps=3000, ramp=2400, peak=1.5e-3, judge_every=1500)  # from a φ of a related setting
+_TOP = replace(_ON, pairs=4, local_clip=2.0)
+_ELSEWHERE = replace(_TOP, gamma=0.1, widest=784, judge_every=1000)  # tensors with more inputs take smaller steps
 _ABLATION = MetaConfig(steps=4000, ramp=3200, judge_every=1000)
 _PAPER = MetaConfig(
     gamma=0.5,
@@ -51,7 +53,7 @@ _FEDERATED = replace(
 def _both(suffix: str, words: str, config: MetaConfig) -> dict[str, tuple[str, MetaConfig]]:
     """The same for LOpt-A and LAgg-A, each beginning from the one for Fashion-MNIST at H = 4."""
     return {
-        f"{architecture}-fmnist-{suffix}": (
+        f"{architecture}-{suffix}": (
             f"{name} {words}, beginning from {architecture}-fmnist",
             replace(config, architecture=architecture, init=f"{architecture}-fmnist"),
         )
@@ -64,10 +66,11 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     "lagg-a-fmnist": ("LAgg-A for the same", replace(_FMNIST, architecture="lagg-a")),
     "lopt-a-fmnist-again": ("a second, gentler cycle from a φ given by --init", _AGAIN),
     "lagg-a-fmnist-again": ("the same for LAgg-A", replace(_AGAIN, architecture="lagg-a")),
-    **_both("h8", "at H = 8", replace(_ON, local_steps=8)),
-    **_both("h16", "at H = 16", replace(_ON, local_steps=16, pairs=4)),
-    **_both("top0.1", "for messages of the largest tenth", replace(_ON, compress="topk:0.1+ef")),
-    **_both("top0.01", "for messages of the largest hundredth", replace(_ON, compress="topk:0.01+ef")),
+    **_both("fmnist-h8", "at H = 8", replace(_ON, local_steps=8)),
+    **_both("fmnist-h16", "at H = 16", replace(_ON, local_steps=16, pairs=4)),
+    **_both("fmnist-top0.1", "for messages of the largest tenth", replace(_TOP, compress="topk:0.1+ef")),
+    **_both("fmnist-top0.01", "for messages of the largest hundredth", replace(_TOP, compress="topk:0.01+ef")),
+    **_both("cifar10-mlp2", "for CIFAR-10's 2-layer MLP", replace(_ELSEWHERE, tasks=("cifar10-mlp2",))),
     "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_ABLATION, architecture="lopt")),
     "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_ABLATION, architecture="lagg")),
     "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),

@@ -1,9 +1,10 @@
 """An experiment as data: comparisons, the learned optimizers they need, and the paper's numbers for their rows."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from laconic.errors import unknown
 from laconic.federated.options import Federated
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_config import MetaConfig
@@ -131,6 +132,30 @@ class Experiment:
         specs += [mix.task for mix in self.mixes]
         specs += [inner.task for learned in self.optimizers().values() for inner in learned.config.inners()]
         return list(dict.fromkeys(spec.partition(":")[0] for spec in specs))
+
+
+def parts_of(experiment: Experiment) -> list[str]:
+    """The names of what can be carried out by itself: panels, sweeps and partitions."""
+    names = [panel.name for panel in experiment.panels] + [row.sweep for row in experiment.sweeps]
+    return list(dict.fromkeys([*names, *(mix.name for mix in experiment.mixes)]))
+
+
+def check_parts(experiment: Experiment, names: Iterable[str]) -> None:
+    """Refuse a part that the experiment does not have."""
+    for name in names:
+        if name not in parts_of(experiment):
+            raise unknown(f"panel of {experiment.name}", name, parts_of(experiment))
+
+
+def narrowed(experiment: Experiment, names: Collection[str]) -> Experiment:
+    """The experiment with these parts only."""
+    return replace(
+        experiment,
+        panels=tuple(panel for panel in experiment.panels if panel.name in names),
+        sweeps=tuple(row for row in experiment.sweeps if row.sweep in names),
+        mixes=tuple(mix for mix in experiment.mixes if mix.name in names),
+        averaged=tuple(name for name in experiment.averaged if name in names),
+    )
 
 
 def needs(experiment: Experiment) -> str:

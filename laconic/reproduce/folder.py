@@ -1,6 +1,7 @@
 """The folder of an experiment: its first and last record, and what the runs inside it have come to."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ def begin(experiment: Experiment, scale: str, folder: Path) -> None:
         )
 
 
-def conclude(folder: Path, experiment: Experiment, scale: str, files: dict[str, str], rows: list[Record]) -> Record:
-    """The "experiment" record: the one that is there if it says the same, else a new one."""
+def conclude(
+    folder: Path, experiment: Experiment, scale: str, files: dict[str, str], rows: list[Record], left: Sequence[str]
+) -> Record:
+    """The "experiment" record: the one that is there if it says the same, else a new one; `left` is yet to be done."""
     values = plain(
         {
             "name": experiment.name,
@@ -54,10 +57,12 @@ def conclude(folder: Path, experiment: Experiment, scale: str, files: dict[str, 
             "panels": {panel.name: f"panels/{panel.name}" for panel in experiment.panels},
             "optimizers": files,
             "rows": rows,
+            **({"left": left} if left else {}),
         }
     )
     last = read(folder / RECORDS)[-1]
-    if last["kind"] != "experiment" or any(last.get(key) != value for key, value in values.items()):
+    said = {key: value for key, value in last.items() if key in values or key == "left"}
+    if last["kind"] != "experiment" or said != values:
         RunLog(folder / RECORDS).append("experiment", **values, provenance=provenance())
     return read(folder / RECORDS)[-1]
 
@@ -68,6 +73,13 @@ def conclude(folder: Path, experiment: Experiment, scale: str, files: dict[str, 
 def finished(folder: Path, kind: str, file: str) -> bool:
     """Whether a run has its last record, of that kind, and the file that is written after it."""
     return _kinds(folder)[-1:] == [kind] and (folder / file).is_file()
+
+
+def done_parts(folder: Path) -> list[str]:
+    """The parts of an experiment whose runs have their last record."""
+    last = {"panels": "summary", "sweeps": "ranking"}
+    found = [path for kind in last for path in sorted(folder.glob(f"{kind}/*")) if _kinds(path)[-1:] == [last[kind]]]
+    return [path.name for path in found]
 
 
 def begun(folder: Path, config: Any) -> bool:

@@ -142,6 +142,7 @@ def notes(experiment: Experiment, record: Record, panels: Mapping[str, Sequence[
     """What a reader must know: what the paper says, what is left out, and where the numbers come from."""
     found = [f"At this scale {SMOKE_SIZES}."] if record["scale"] == "smoke" else []
     found += [*(f"The paper: {text}" for text in experiment.says), *experiment.leaves_out]
+    found += [f"Not carried out yet: {', '.join(record['left'])}."] if record.get("left") else []
     sources = dict.fromkeys(of_kind(records, "run")[0]["task"]["source"] for records in panels.values())
     found += [f"Data: {source}." for source in sources]
     for name in sorted(name for name, file in record["optimizers"].items() if not file.endswith(".safetensors")):

@@ -19,8 +19,8 @@ from laconic.recipes.meta_run import MetaObserver, Unwatched
 from laconic.recipes.meta_train import meta_train, resume_meta_train
 from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep
 from laconic.reproduce.compiling import compiled_for
-from laconic.reproduce.experiment import Experiment, Learned, Panel
-from laconic.reproduce.folder import begin, begun, conclude, finished, read_header
+from laconic.reproduce.experiment import Experiment, Learned, Panel, check_parts, narrowed, parts_of
+from laconic.reproduce.folder import begin, begun, conclude, done_parts, finished, read_header
 from laconic.reproduce.mixes import mix_rows
 from laconic.reproduce.outcome import hparam_rows, rows_of
 from laconic.reproduce.page import write_outcome
@@ -62,11 +62,15 @@ def reproduce(
     scale: str = "smoke",
     out: Path | None = None,
     *,
+    panels: Sequence[str] = (),
     watching: Watching | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, Record]:
-    """Carry out the experiment of that name, or what is left of it → (its folder, the "experiment" record)."""
-    return carry_out(by_name(name), scale, out, watching=watching, stop=stop)
+    """Carry out the experiment of that name, or what is left of it → (its folder, the "experiment" record).
+
+    `panels` names the parts to carry out now, all by default; the outcome is then of these and of those done before.
+    """
+    return carry_out(by_name(name), scale, out, panels=panels, watching=watching, stop=stop)
 
 
 def resume_experiment(
@@ -86,28 +90,33 @@ def carry_out(
     scale: str,
     out: Path | None = None,
     *,
+    panels: Sequence[str] = (),
     watching: Watching | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, Record]:
     """`reproduce` for an experiment that has no name in the registry."""
     full, experiment = {row.sweep: row.config for row in experiment.sweeps}, at_scale(experiment, scale)
+    check_parts(experiment, panels)
     folder = out or Path("results") / "reproduce" / f"{experiment.name}-{scale}"
     if ":" in str(folder):
         raise LaconicError(
             f"{folder} has a colon, which would end the names of optimizers in it; choose another --out."
         )
     begin(experiment, scale, folder)
+    whole = parts_of(experiment)
+    experiment = narrowed(experiment, {*panels, *done_parts(folder)} if panels else set(whole))
     place = _Place(folder, scale, watching or Nobody(), stop)
     files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
-    panels = {panel.name: _run_panel(panel, files, place) for panel in experiment.panels}
+    compared = {panel.name: _run_panel(panel, files, place) for panel in experiment.panels}
     recorded = {name: find_sweep(config) for name, config in full.items()}
     sweeps = {row.sweep: row.config for row in experiment.sweeps}
     # what is on record was swept in the paper's setting, and stands in for that alone
     standing = {name: recorded[name] for name, config in sweeps.items() if config == full[name]}
     found = {name: standing.get(name) or _run_sweep(name, config, place) for name, config in sweeps.items()}
-    rows = rows_of(experiment, panels) + hparam_rows(experiment, found, recorded) + mix_rows(experiment)
-    record = conclude(folder, experiment, scale, files, rows)
-    write_outcome(folder, experiment, record, panels)
+    rows = rows_of(experiment, compared) + hparam_rows(experiment, found, recorded) + mix_rows(experiment)
+    left = [name for name in whole if name not in parts_of(experiment)]
+    record = conclude(folder, experiment, scale, files, rows, left)
+    write_outcome(folder, experiment, record, compared)
     return folder, record
 
 

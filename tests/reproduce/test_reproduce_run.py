@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import jax
 import pytest
 
+from laconic.errors import LaconicError
 from laconic.evaluate import report
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes import meta_folder
@@ -89,6 +90,26 @@ def test_the_same_command_again_runs_nothing_and_records_nothing(whole):
     assert watch.begun == []
     assert bytes_of(folder) == before
     assert (folder / "table.md").is_file()
+
+
+def test_panels_are_carried_out_by_themselves_and_the_outcome_says_what_is_not_there(whole, tmp_path):
+    _, record, _ = whole
+    folder, watch = tmp_path / "out", Watch()
+    _, half = carry_out(DIGITS, "full", folder, panels=["two"], watching=watch)
+    assert watch.begun == [("Two", "Local SGD", 0), ("Two", "SlowMo", 0)]  # and nothing is meta-trained for it
+    assert (half["panels"], half["optimizers"], half["left"]) == ({"two": "panels/two"}, {}, ["one"])
+    assert "- Not carried out yet: one.\n" in (folder / "table.md").read_text()
+    rest = Watch()
+    _, full = carry_out(DIGITS, "full", folder, panels=["one"], watching=rest)
+    assert [title for title, _, _ in rest.begun] == ["lopt-digits", "One", "One"]
+    assert without_origin(full) == without_origin(record)
+    assert "Not carried out" not in (folder / "table.md").read_text()
+
+
+def test_a_panel_that_is_not_there_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(LaconicError, match="unknown panel of digits 'three'"):
+        carry_out(DIGITS, "full", tmp_path / "out", panels=["three"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_stop_in_the_second_panel_leaves_the_rest_alone(whole, tmp_path):
