@@ -17,11 +17,10 @@ import tyro
 from laconic.cli.console import StopFlag, err, say
 from laconic.cli.token import need_token
 from laconic.cli.train import print_outcome, shared_config
-from laconic.engines.address import free_port, is_loopback, reached_at, with_port
+from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.lifeline import end_with_stdin
 from laconic.engines.place import Place, place_of
 from laconic.engines.registry import Seat, Waits, engine_entry
-from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes.train import work
