@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from laconic.client import Client, Controlled, Message, Shared
 from laconic.compress import Compressor
 from laconic.data.feed import Resident
-from laconic.outer.base import OuterOptimizer
+from laconic.outer.base import OuterOptimizer, outer_step
 from laconic.tasks.base import Task
 from laconic.workers import Combined, Workers, positive
 
@@ -106,13 +105,8 @@ def local_phase(
 
 def outer_phase(server: Server, state: RoundState, combined: Combined, clients: ClientState) -> RoundState:
     """The server's step on the combined messages."""
-    arguments = combined.mean_delta, state.outer, state.shared.params
     gathered = {"worker_deltas": combined.worker_deltas, "weights": combined.weights_K}
-    if server.outer.step is None:
-        updates, outer = server.outer.tx.update(*arguments, **gathered)
-        params = optax.apply_updates(state.shared.params, updates)
-    else:
-        params, outer = server.outer.step(*arguments, **gathered)
+    params, outer = outer_step(server.outer, combined.mean_delta, state.outer, state.shared.params, **gathered)
     model_state = server.absorb(state.shared, combined.extra, server.share_of_clients)
     shared: Any = state.shared._replace(params=params, model_state=model_state)
     if isinstance(shared, Controlled):

@@ -14,13 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from laconic.bench.clock import Step, Tick, compiled
 from laconic.data.feed import Streamed
 from laconic.errors import require_positive
 from laconic.outer.average import average
-from laconic.outer.base import OuterOptimizer
+from laconic.outer.base import OuterOptimizer, outer_step
 from laconic.outer.learned import LearnedOptimizer
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task
@@ -136,10 +135,7 @@ def _server(task: Task, name: str, K: int) -> Step:
     outer = _outer(name, K)
 
     def step(both: Any, mean: Any, deltas: Any) -> Any:
-        if outer.step is not None:
-            return outer.step(mean, both[1], both[0], worker_deltas=deltas)
-        updates, state = outer.tx.update(mean, both[1], both[0])
-        return optax.apply_updates(both[0], updates), state
+        return outer_step(outer, mean, both[1], both[0], worker_deltas=deltas)
 
     return compiled(step, (params, outer.tx.init(params)), mean, deltas)
 

@@ -18,10 +18,9 @@ from laconic.cli.launch_table import LaunchDisplay
 from laconic.cli.token import VARIABLE, find_token, new_token, write_token
 from laconic.cli.train import print_outcome, shared_config
 from laconic.cli.worker import split_words
-from laconic.engines.address import free_port, is_loopback, reached_at, with_port
+from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.registry import Entry, Waits, engine_entry
 from laconic.engines.supervisor import HASTE, Supervisor
-from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 from laconic.recipes.folder import new_folder
 from laconic.recipes.train_config import TrainConfig, parts_of, train_command

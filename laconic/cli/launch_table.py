@@ -102,7 +102,7 @@ class LaunchDisplay:
         self.close()
 
     def close(self) -> None:
-        """Leave the table as it is; in a log, print it now."""
+        """Leave the table as it is; what is printed next comes below it."""
         if self._live is not None:
             self._live.stop()
 
@@ -112,7 +112,7 @@ class LaunchDisplay:
         """A line of a child: a worker's JSON is news for the table, anything else a line of its log."""
         message = None if line.error or line.name not in self.workers else _message(line.text)
         if message is None:
-            self.log(line.name, line.text)
+            self.tell(line.name, line.text)
             return
         seen = self.workers[line.name]
         if message["kind"] == "start":
@@ -120,15 +120,11 @@ class LaunchDisplay:
         elif message["kind"] == "round":
             seen.take(message)
             for note in message["notes"]:
-                self.log(line.name, f"round {message['round']}: {note}")
+                self.tell(line.name, f"round {message['round']}: {note}")
         elif message["kind"] == "note":
-            self.log(line.name, message["text"])
+            self.tell(line.name, message["text"])
         elif message["kind"] == "end":
             seen.state, seen.ended, seen.round = "done", True, message["round"]
-
-    def tell(self, name: str, text: str) -> None:
-        """Something happened to a child."""
-        self.log(name, text)
 
     def died(self, name: str, deaths: int) -> None:
         """How often a worker has died so far."""
@@ -136,7 +132,7 @@ class LaunchDisplay:
         if deaths > seen.restarts:
             seen.restarts, seen.state = deaths, "died"
 
-    def log(self, name: str, text: str) -> None:
+    def tell(self, name: str, text: str) -> None:
         """A line above the table, under a child's name."""
         say(f"{name} | {text}", self.console)
 

@@ -1,7 +1,7 @@
 """`laconic train`: one model, all its workers in this process."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,13 @@ class Bar:
             self.bars.begin("training", message["rounds"], message["round"])
         elif message["kind"] == "round":
             self.bars.progress("training", message["round"], message["loss"])
-        for text in message.get("notes", [message["text"]] if message["kind"] == "note" else []):
+        for text in notes_of(message):
             self.bars.note(text)
+
+
+def notes_of(message: Mapping[str, Any]) -> Sequence[str]:
+    """The notes in what a training tells: a message that is one, or those of a round."""
+    return [message["text"]] if message["kind"] == "note" else message.get("notes", [])
 
 
 def print_outcome(folder: Path, records: Sequence[dict[str, Any]]) -> None:

@@ -16,12 +16,11 @@ import tyro
 
 from laconic.cli.console import StopFlag, err, say
 from laconic.cli.token import need_token
-from laconic.cli.train import print_outcome, shared_config
-from laconic.engines.address import free_port, is_loopback, reached_at, with_port
+from laconic.cli.train import notes_of, print_outcome, shared_config
+from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.lifeline import end_with_stdin
 from laconic.engines.place import Place, place_of
 from laconic.engines.registry import Seat, Waits, engine_entry
-from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes.train import work
@@ -209,7 +208,7 @@ class Lines:
         if message["kind"] == "start":
             self._rounds = message["rounds"]
             say(f"{self._name}: compiling; begins after round {message['round']} of {self._rounds}", err)
-        for note in message.get("notes", [message["text"]] if message["kind"] == "note" else []):
+        for note in notes_of(message):
             say(f"{self._name}: {note}", err)
         last = message["kind"] == "round" and message["round"] == self._rounds
         if message["kind"] == "round" and (last or self._clock() - self._said >= LINE_SECONDS):

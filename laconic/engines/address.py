@@ -1,4 +1,4 @@
-"""Addresses of this machine: which ones stay on it, which one others see, and which ports are free."""
+"""Addresses: how they are written, which ones stay on this machine, which one others see, which ports are free."""
 
 import ipaddress
 import socket
@@ -13,6 +13,14 @@ ELSEWHERE = "192.0.2.1"  # an address that is nobody's
 def with_port(host: str, port: int) -> str:
     """ "host:port"; a host with colons goes into brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port"; a host in brackets may hold colons."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise LaconicError(f"{address!r} is not HOST:PORT; write for example 127.0.0.1:29510.")
+    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from laconic.engines.address import split_address, with_port
 from laconic.engines.base import Frame, Interrupted
 from laconic.engines.membership import Plan
 from laconic.engines.wire import new_frame
@@ -34,7 +35,7 @@ class Channel:
         self._store = dist.TCPStore(
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=self._limit
         )
-        self.address = f"{host}:{port}"
+        self.address = with_port(host, port)
         self.key = ""
         self._group: Any = None
 
@@ -54,8 +55,8 @@ class Channel:
     def _connect(self, plan: Plan, worker: int) -> None:
         self.leave()
         try:
-            host, _, port = plan.cards[0].store.rpartition(":")
-            base = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=self._limit)
+            host, port = split_address(plan.cards[0].store)
+            base = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self._limit)
             options = dist.ProcessGroupGloo._Options()
             options._timeout = self._limit
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]

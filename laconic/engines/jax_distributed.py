@@ -13,10 +13,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from laconic.engines import membership
-from laconic.engines.address import with_port
+from laconic.engines.address import split_address, with_port
 from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
 from laconic.engines.membership import Card
-from laconic.engines.transfer import split_address
 from laconic.errors import LaconicError
 
 WORD = 8

@@ -8,6 +8,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from laconic.engines.address import with_port
 from laconic.errors import LaconicError
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft's own log tells every quorum in full
@@ -46,7 +47,7 @@ class Presence:
             replica_id=self._name,
             lighthouse_addr=self._lighthouse,
             hostname=self._host,
-            bind=f"[{self._bind}]:0" if ":" in self._bind else f"{self._bind}:0",
+            bind=with_port(self._bind, 0),
             store_addr=self._store,
             world_size=1,
             heartbeat_interval=self._heartbeat,

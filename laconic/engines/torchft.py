@@ -8,12 +8,12 @@ A death shows in two ways: the connection breaks, which interrupts a gather at o
 the Lighthouse forms the next quorum without it. Either way the round is gathered again from the same messages.
 """
 
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from laconic.engines import membership
+from laconic.engines.address import reached_at, split_address, with_port
 from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
 from laconic.engines.gloo import Channel
 from laconic.engines.membership import Card, Plan
@@ -21,8 +21,6 @@ from laconic.engines.presence import PAUSE, Presence
 from laconic.engines.transfer import StateServer, answers, fetch_state
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive
-
-EVERYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class TorchFTEngine:
         self.slots, self.mine, self.counts = slots, (worker,), Counts(0, 0, {})
         self.worker, self._lighthouse, self._seal, self._timeouts = worker, lighthouse, seal, timeouts
         self._bind = bind
-        self._host = host or (socket.gethostbyname(socket.gethostname()) if bind in EVERYWHERE else bind)
+        self._host = host or reached_at(bind, split_address(lighthouse)[0])
         self._born, self._turn = time.time_ns(), 0
         self._plan: Plan | None = None
         self._awaits: tuple[int, ...] = tuple(range(slots))
@@ -112,7 +110,7 @@ class TorchFTEngine:
             group=self._channel.key,
             structure=self._structure,
             store=self._channel.address,
-            state=f"{self._host}:{self._state.port}",
+            state=with_port(self._host, self._state.port),
             awaits=self._still_awaited(),
         )
         seconds, shown = self._timeouts, card.show(self._seal)

@@ -11,23 +11,15 @@ import socketserver
 import struct
 import threading
 
+from laconic.engines.address import split_address
 from laconic.engines.base import Counts, Digest, Interrupted, Snapshot
 from laconic.engines.wire import Seal
-from laconic.errors import LaconicError
 
 REQUEST = struct.Struct("<4s16sQ32s32s")  # magic nonce round digest signature
 ANSWER = struct.Struct("<Q32s")  # length signature
 MAGIC = b"LACS"
 PIECE = 1 << 20
 NOBODYS = bytes(32)  # the digest of no state
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port"; a host in brackets may hold colons."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise LaconicError(f"{address!r} is not HOST:PORT; write for example 127.0.0.1:29510.")
-    return host.strip("[]"), int(port)
 
 
 class StateServer:

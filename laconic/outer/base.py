@@ -24,6 +24,16 @@ class OuterOptimizer(NamedTuple):
     step: Callable[..., tuple[Any, Any]] | None = None
 
 
+def outer_step(
+    outer: OuterOptimizer, mean_delta: Any, state: Any, params: Any, *, worker_deltas: Any = None, weights: Any = None
+) -> tuple[Any, Any]:
+    """The parameters and the state after one step: by the optimizer's own `step` if it has one, else by `tx`."""
+    if outer.step is not None:
+        return outer.step(mean_delta, state, params, worker_deltas=worker_deltas, weights=weights)
+    updates, state = outer.tx.update(mean_delta, state, params, worker_deltas=worker_deltas, weights=weights)
+    return optax.apply_updates(params, updates), state
+
+
 def from_optax(tx: optax.GradientTransformation) -> OuterOptimizer:
     """Any optax optimizer as an outer optimizer on the mean Δ."""
     return OuterOptimizer(optax.with_extra_args_support(tx))

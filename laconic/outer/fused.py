@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from laconic.outer.features import Ada, Fields
+from laconic.outer.products import can_multiply
 
 BLOCK = 64  # columns that a program works on at a time; on an H200 four warps of them beat 32, 128 and other counts
 ROWS = 1  # rows that a program goes through: more took longer on an H200
@@ -52,7 +53,7 @@ class Raw(NamedTuple):
 
 def serves(hidden: int, ada: Ada | None) -> bool:
     """Whether the kernel can take this tensor: factored accumulators, and a width that Triton can multiply."""
-    return ada is not None and ada.col is not None and hidden >= 16 and hidden & (hidden - 1) == 0
+    return ada is not None and ada.col is not None and can_multiply(hidden)
 
 
 def learned_step(theta: dict[str, jax.Array], fields: Fields, lam: float, interpret: bool = False) -> jax.Array:

@@ -16,6 +16,7 @@ from laconic.outer.blocks import Change, Layers, Small
 from laconic.outer.features import Ada, normaliser, safe_rsqrt
 from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
+from laconic.outer.products import can_multiply
 from laconic.outer.stacks import Stack, Tensor, gather, scatter
 
 REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of a tensor lie in one array
@@ -35,7 +36,7 @@ class Phi(NamedTuple):
 
 def serves(hidden: int, deltas: int, sizes: Sequence[int]) -> bool:
     """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of 32 bits."""
-    return hidden >= 16 and hidden & (hidden - 1) == 0 and max(3, deltas) * max(sizes, default=0) < REACH
+    return can_multiply(hidden) and max(3, deltas) * max(sizes, default=0) < REACH
 
 
 def model_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tuple[jax.Array, Ada]]:

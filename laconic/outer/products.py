@@ -26,6 +26,11 @@ _MANTISSA = {"tf32x3": 10, "bf16x3": 7, "tf32": 10, "bf16": 7}  # bits that are 
 PRECISIONS = ("float32", "tf32x3", "bf16x3", "tf32", "bf16")
 
 
+def can_multiply(width: int) -> bool:
+    """Whether Triton can multiply matrices of this width: a power of two from 16 on."""
+    return width >= 16 and width & (width - 1) == 0
+
+
 def product(precision: str, interpret: bool) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """(acc [P, N], x [P, F], w [F, N]) → acc + x·w, all float32; Triton adds inside the product if acc comes first."""
     if interpret:

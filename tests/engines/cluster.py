@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.engines.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 FAST = {"ask": 20.0, "gather": 1.0, "heal": 5.0, "heartbeat": 0.05, "patience": 120.0, "grace": 1.5, "lost": 60.0}
@@ -21,7 +21,6 @@ HEARTBEAT_TIMEOUT = 0.5
 # Where nobody is to die, so that nobody is taken for dead on a busy machine.
 CALM = FAST | {"gather": 30.0}
 CALM_HEARTBEAT_TIMEOUT = 3.0
-PATIENCE = 240.0  # for anything to happen on a busy machine
 
 
 def environment() -> dict[str, str]:
@@ -44,20 +43,6 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def listening(pid: int) -> list[tuple[str, int]]:
-    """The addresses, as the kernel writes them, and the ports that a process listens on."""
-    fds = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
-    sockets = {link.removeprefix("socket:[").removesuffix("]") for link in fds if link.startswith("socket:[")}
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            host, _, port = fields[1].partition(":")
-            if fields[3] == "0A" and fields[9] in sockets:
-                found.append((host, int(port, 16)))
-    return found
-
-
 def knock(port: int) -> None:
     """What a stranger might say who comes across a port."""
     for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(300), np.random.default_rng(port).bytes(5000)):
@@ -66,16 +51,6 @@ def knock(port: int) -> None:
             peer.shutdown(socket.SHUT_WR)
             peer.settimeout(0.2)
             peer.recv(1000)
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"waited {PATIENCE:.0f} s for {what}")
 
 
 def saved_weights(path: Path) -> list[np.ndarray]:

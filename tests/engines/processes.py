@@ -1,9 +1,11 @@
-"""Looking at processes that a test did not start itself."""
+"""Looking at processes that a test did not start itself, and waiting for them."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-PATIENCE = 240.0
+PATIENCE = 240.0  # for anything to happen on a busy machine
 
 
 def alive(pid: int) -> bool:
@@ -32,8 +34,8 @@ def words_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
 
 
-def listening(pid: int) -> set[str]:
-    """The addresses that it listens on, as /proc spells them (IPv4 in hexadecimal, backwards)."""
+def listening(pid: int) -> set[tuple[str, int]]:
+    """The addresses, as /proc spells them (IPv4 in hexadecimal, backwards), and the ports that it listens on."""
     inodes = set()
     for handle in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -45,10 +47,11 @@ def listening(pid: int) -> set[str]:
     rows = []
     for family in ("tcp", "tcp6"):
         rows += [line.split() for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]]
-    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+    places = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
+    return {(host, int(port, 16)) for host, port in places}
 
 
-def wait_until(condition, what: str, patience: float = PATIENCE):
+def wait_until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     end = time.monotonic() + patience
     while time.monotonic() < end:
         found = condition()

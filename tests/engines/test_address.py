@@ -5,12 +5,20 @@ import socket
 import pytest
 
 from laconic.engines import address
-from laconic.engines.address import facing, free_port, is_loopback, reached_at, with_port
+from laconic.engines.address import facing, free_port, is_loopback, reached_at, split_address, with_port
 
 
 def test_a_host_and_a_port_as_one_word():
     assert with_port("10.0.0.1", 80) == "10.0.0.1:80"
     assert with_port("::1", 80) == "[::1]:80"
+
+
+def test_a_word_as_a_host_and_a_port(raises_clearly):
+    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
+    assert split_address("[::1]:80") == ("::1", 80)
+    for bad in ("here", "here:", ":80", "here:x", "here:99999"):
+        with raises_clearly("HOST:PORT", bad):
+            split_address(bad)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from laconic.tasks.catalog import make_task
-from tests.engines.cluster import knock, listening, wait_until
+from tests.engines.cluster import knock
 from tests.engines.methods import SMOOTH, method_of
 from tests.engines.oracle import assert_same_weights, present_of, simulate
+from tests.engines.processes import listening, wait_until
 
 NAME = "faults"
 METHOD = (NAME, "slowmo", {"gamma": 0.3, "beta": 0.5}, "dense")

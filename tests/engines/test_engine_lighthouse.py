@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from laconic.engines.wire import Seal
-from tests.engines.cluster import free_port, wait_until
+from tests.engines.cluster import free_port
+from tests.engines.processes import wait_until
 
 DIGEST, STRUCTURE = bytes(range(32)), bytes(32)
 SEAL = Seal.of("secret", "run")

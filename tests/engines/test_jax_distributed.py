@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from laconic.tasks.catalog import make_task
-from tests.engines.cluster import PATIENCE, ROOT, environment, free_port, saved_weights
+from tests.engines.cluster import ROOT, environment, free_port, saved_weights
 from tests.engines.methods import METHODS, TASK, method_of
 from tests.engines.oracle import assert_same_weights, simulate
+from tests.engines.processes import PATIENCE
 
 ROUNDS, ASTRAY = 10, 7
 

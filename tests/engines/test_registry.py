@@ -4,9 +4,13 @@ import importlib.util
 
 import pytest
 
-from laconic.engines import registry
+from laconic.engines import address, registry
 from laconic.engines.registry import ENGINES, Seat, Waits, engine_entry
 from laconic.engines.wire import Seal
+
+needs_torchft = pytest.mark.skipif(
+    importlib.util.find_spec("torchft") is None, reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+)
 
 
 def test_every_engine_says_what_it_is():
@@ -30,9 +34,7 @@ def test_waits_are_positive(name, raises_clearly):
         Waits(**{name: 0.0})
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torchft") is None, reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-)
+@needs_torchft
 def test_waits_reach_torchft():
     waits = Waits(timeout=7.0, silence=0.2, patience=9.0, lost=11.0)
     seat = Seat(1, 3, "127.0.0.1:1", "127.0.0.2", "127.0.0.3", waits)
@@ -42,3 +44,10 @@ def test_waits_reach_torchft():
     assert (seconds.gather, seconds.heal, seconds.patience, seconds.lost) == (7.0, 14.0, 9.0, 11.0)
     assert seconds.heartbeat <= 0.2 / 5  # several signs of life fit into the silence
     assert (engine._bind, engine._host) == ("127.0.0.2", "127.0.0.3")
+
+
+@needs_torchft
+def test_who_listens_everywhere_is_reached_where_it_faces_the_lighthouse(monkeypatch):
+    monkeypatch.setattr(address, "facing", {"10.9.9.9": "10.1.2.3"}.get)
+    engine = ENGINES["torchft"].connect(Seat(0, 2, "10.9.9.9:1", "0.0.0.0"), Seal.of("secret", "run"))
+    assert engine._host == "10.1.2.3"

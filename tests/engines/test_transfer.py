@@ -5,8 +5,9 @@ import socket
 import numpy as np
 import pytest
 
+from laconic.engines.address import split_address
 from laconic.engines.base import Counts, Interrupted
-from laconic.engines.transfer import ANSWER, REQUEST, StateServer, answers, fetch_state, split_address
+from laconic.engines.transfer import ANSWER, REQUEST, StateServer, answers, fetch_state
 from laconic.engines.wire import Seal
 
 SEAL = Seal.of("secret", "run")
@@ -91,11 +92,3 @@ def test_nobody_there_is_an_interruption():
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(Interrupted, match="failed"):
         fetch_state(SEAL, address, 7, DIGEST, 1.0, Counts(0, 0, {}))
-
-
-def test_addresses(raises_clearly):
-    assert split_address("127.0.0.1:80") == ("127.0.0.1", 80)
-    assert split_address("[::1]:80") == ("::1", 80)
-    for bad in ("here", "here:", ":80", "here:x", "here:99999"):
-        with raises_clearly("HOST:PORT", bad):
-            split_address(bad)
