@@ -11,6 +11,7 @@ from laconic.reproduce.paper import Tuned
 from laconic.zoo import published
 
 SHORT = {"fmnist-mlp2": "fmnist"}  # a task's name in an optimizer's, where it is not its own
+SHARES = {"0.1": "tenth", "0.01": "hundredth"}  # of the entries that messages keep; names of optimizers have no dots
 FULL = CompareConfig(batch=128, rounds=1000, seeds=10, first_seed=100, on_nan="continue")  # seeds nothing was tuned on
 STEPS = 5000
 
@@ -47,7 +48,7 @@ def learned(architecture: str, *tasks: str, K: int = 8, H: int = 4, share: str =
     """
     tasks = tasks or ("fmnist-mlp2",)
     parts = [architecture, *(SHORT.get(task, task) for task in tasks), *([f"k{K}"] if K != 8 else [])]
-    name = "-".join([*parts, *([f"h{H}"] if H != 4 else []), *([f"top{share}"] if share != "1" else [])])
+    name = "-".join([*parts, *([f"h{H}"] if H != 4 else []), *([SHARES[share]] if share != "1" else [])])
     if name in META_RECIPES:
         return Learned(name, META_RECIPES[name][1], zoo=name if name in published() else None)
     return Learned(name, trained(architecture, *tasks, K=K, H=H, compress=top_k(share)))
