@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from laconic.flower.model import Form, Model
+from laconic.flower.model import Arrays, Form, Model
 
 SHOWN = 3  # how many names a reason lists
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Reply(NamedTuple):
-    """A reply of the right form: who sent it, the arrays, how much it counts, and all of its content."""
+    """A reply of the right form: who sent it, its Δ, its statistics, how much it counts, and all of its content."""
 
     node: int
-    arrays: dict[str, np.ndarray]
+    delta: Arrays
+    averaged: Arrays
     weight: float
     content: RecordDict
 
@@ -43,8 +44,8 @@ class Fault(Exception):
         self.reason, self.detail = reason, detail
 
 
-def read(message: Message, model: Model, weighted_by: str) -> Reply | Refused:
-    """One reply to a training message."""
+def read(message: Message, model: Model, before: Arrays, weighted_by: str) -> Reply | Refused:
+    """One reply to a training message that sent the weights `before`."""
     node = message.metadata.src_node_id
     if message.has_error():
         return Refused(node, "failed", message.error.reason or "the client failed without saying why")
@@ -54,7 +55,9 @@ def read(message: Message, model: Model, weighted_by: str) -> Reply | Refused:
             raise Fault("records", "a reply has exactly one ArrayRecord and one MetricRecord")
         weight = weight_of(content, weighted_by)
         (record,) = content.array_records.values()
-        return Reply(node, _arrays(record, model), weight, content)
+        after = _arrays(record, model)
+        averaged = {name: after[name] for name in model.averaged}
+        return Reply(node, model.delta(before, after), averaged, weight, content)
     except Fault as fault:
         return Refused(node, fault.reason, fault.detail)
 
@@ -68,17 +71,17 @@ def weight_of(content: RecordDict, weighted_by: str) -> float:
     return float(weight)
 
 
-def arrays_of(record: ArrayRecord) -> dict[str, np.ndarray]:
+def arrays_of(record: ArrayRecord) -> Arrays:
     """A trusted record's arrays."""
     return {name: array.numpy() for name, array in record.items()}
 
 
-def record_of(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+def record_of(arrays: Arrays) -> ArrayRecord:
     """Arrays as Flower carries them."""
     return ArrayRecord({name: Array(np.asarray(x)) for name, x in arrays.items()})
 
 
-def _arrays(record: ArrayRecord, model: Model) -> dict[str, np.ndarray]:
+def _arrays(record: ArrayRecord, model: Model) -> Arrays:
     differing = sorted(set(record) ^ set(model.forms))
     if differing:
         raise Fault("keys", f"missing or not known: {', '.join(differing[:SHOWN])}")
