@@ -5,17 +5,16 @@ Nothing here looks at how large numbers are; that is the guard's part, which nee
 # pyright: reportMissingImports=false
 
 import math
-from collections.abc import Sequence
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from laconic.data.npy import Header, read_header
 from laconic.flower.model import Arrays, Form, Model
 
 SHOWN = 3  # how many names a reason lists
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Reply(NamedTuple):
@@ -96,7 +95,7 @@ def _arrays(record: ArrayRecord, model: Model) -> Arrays:
 def _array(name: str, array: Array, form: Form) -> np.ndarray:
     """The array without a copy, once its header says what is wanted and its bytes are as many as that takes."""
     try:
-        dtype, shape, fortran, data = _parse(array)
+        (shape, column_major, dtype), data = _parse(array)
     except Exception as error:  # whatever a stranger's bytes make the parser raise, the reply is at fault
         raise Fault("garbage", f"{name} is no NumPy array ({type(error).__name__})") from error
     if shape != form.shape:
@@ -105,12 +104,11 @@ def _array(name: str, array: Array, form: Form) -> np.ndarray:
         raise Fault("dtype", f"{name} is {dtype}, not {form.dtype}: send the dtype that was received")
     if len(data) != form.dtype.itemsize * math.prod(form.shape):
         raise Fault("garbage", f"{name} has {len(data)} bytes of data, which its shape does not take")
-    return np.frombuffer(data, form.dtype).reshape(form.shape, order="F" if fortran else "C")
+    return np.frombuffer(data, form.dtype).reshape(form.shape, order="F" if column_major else "C")
 
 
-def _parse(array: Array) -> tuple[Any, Sequence[int], bool, memoryview]:
+def _parse(array: Array) -> tuple[Header, memoryview]:
     if array.stype != "numpy.ndarray":
         raise ValueError(array.stype)
     stream = BytesIO(array.data)
-    shape, fortran, dtype = HEADERS[np.lib.format.read_magic(stream)](stream)
-    return dtype, shape, fortran, memoryview(array.data)[stream.tell() :]
+    return read_header(stream), memoryview(array.data)[stream.tell() :]
