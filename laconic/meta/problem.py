@@ -20,8 +20,7 @@ from laconic.errors import LaconicError, require_positive
 from laconic.federated.options import Federated
 from laconic.federated.population import Bank, bank_for, draw_population
 from laconic.outer.learned import LearnedOptimizer, Theta
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
-from laconic.round import presence as presence  # who is missing from a round
+from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, presence
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
