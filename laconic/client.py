@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from laconic.errors import LaconicError
-from laconic.local import LOCAL_OPTIMIZERS as LOCAL_OPTIMIZERS  # a worker is made of one, so it is found here too
-from laconic.local import LocalOptimizer as LocalOptimizer
+from laconic.local import LocalOptimizer as LocalOptimizer  # a worker is made of one, so it is found here too
 from laconic.tasks.base import ModelState, Params, Task
 
 State = Any

@@ -45,24 +45,33 @@ class LocalOptimizer:
         rate = self.learning_rate
         if self.decay_steps:
             rate = optax.cosine_decay_schedule(self.learning_rate, self.decay_steps)
-        tx = LOCAL_OPTIMIZERS[self.name](rate, self.weight_decay)
-        return optax.chain(optax.clip_by_global_norm(self.clip), tx) if self.clip else tx
+        return chained(self.name, rate, self.weight_decay or None, self.clip or None)
 
 
-def _sgd(rate: optax.ScalarOrSchedule, weight_decay: float) -> optax.GradientTransformation:
+def chained(
+    name: str, rate: optax.ScalarOrSchedule, weight_decay: float | None = None, clip: float | None = None
+) -> optax.GradientTransformation:
+    """Clipping, then the named optimizer with weight decay; None: without. The numbers may be traced ones."""
+    import optax
+
+    tx = LOCAL_OPTIMIZERS[name](rate, weight_decay)
+    return tx if clip is None else optax.chain(optax.clip_by_global_norm(clip), tx)
+
+
+def _sgd(rate: optax.ScalarOrSchedule, weight_decay: float | None) -> optax.GradientTransformation:
     import optax
 
     sgd = optax.sgd(rate)
-    return optax.chain(optax.add_decayed_weights(weight_decay), sgd) if weight_decay else sgd
+    return sgd if weight_decay is None else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
 
 
-def _adamw(rate: optax.ScalarOrSchedule, weight_decay: float) -> optax.GradientTransformation:
+def _adamw(rate: optax.ScalarOrSchedule, weight_decay: float | None) -> optax.GradientTransformation:
     import optax
 
-    return optax.adamw(rate, weight_decay=weight_decay)
+    return optax.adamw(rate, weight_decay=0.0 if weight_decay is None else weight_decay)
 
 
-LOCAL_OPTIMIZERS: dict[str, Callable[[optax.ScalarOrSchedule, float], optax.GradientTransformation]] = {
+LOCAL_OPTIMIZERS: dict[str, Callable[[optax.ScalarOrSchedule, float | None], optax.GradientTransformation]] = {
     "sgd": _sgd,
     "adamw": _adamw,
 }

@@ -150,14 +150,19 @@ def presence(state: RoundState, K: int, dropout: float) -> jax.Array:
     return ((uniform_K >= dropout) | (uniform_K == jnp.max(uniform_K))).astype(jnp.float32)
 
 
+def mean_loss(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
+    """The mean of a round's local losses, over the workers that were there."""
+    if present_K is None:
+        return jnp.mean(losses_KH)
+    return jnp.sum(jnp.where(present_K > 0, jnp.mean(losses_KH, axis=1), 0)) / positive(jnp.sum(present_K))
+
+
 def mean_losses(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
     """Each worker's mean local loss [K]; an absent one's is the mean of those that were there."""
     losses_K = jnp.mean(losses_KH, axis=1)
     if present_K is None:
         return losses_K
-    here_K = present_K > 0
-    mean = jnp.sum(jnp.where(here_K, losses_K, 0)) / positive(jnp.sum(present_K))
-    return jnp.where(here_K, losses_K, mean)
+    return jnp.where(present_K > 0, losses_K, mean_loss(losses_KH, present_K))
 
 
 def _deliver(

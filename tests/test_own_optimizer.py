@@ -16,7 +16,7 @@ from laconic.evaluate.run import Setting, Simulation
 from laconic.evaluate.sweep import Sweep
 from laconic.outer import OUTER
 from laconic.recipes.methods import options_of, parse_method
-from laconic.recipes.sweep import SWEEPS, SweepConfig, sweeps
+from laconic.recipes.sweep_config import SWEEPS, SweepConfig, sweeps
 from laconic.reproduce.experiment import Experiment, SweepPanel
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import resume_experiment

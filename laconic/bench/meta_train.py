@@ -56,16 +56,16 @@ class MetaTrainConfig:
 
 def measure(config: MetaTrainConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
     """Figures by architecture: rounds a second and seconds of an outer step."""
-    config = config.filled()
+    sizes = asdict(config.filled())
     inner = Inner(config.task, config.workers, config.local_steps, config.batch, LocalOptimizer("sgd", 0.1))
-    outer = Outer(pairs=config.pairs or 8, truncation=config.truncation or 50)
+    outer = Outer(pairs=sizes["pairs"], truncation=sizes["truncation"])
     before = jax.config.values["jax_default_matmul_precision"]
     if config.precision != "default":
         jax.config.update("jax_default_matmul_precision", config.precision)
     try:
         figures = {}
         for architecture in config.architectures:
-            figures[architecture] = time_one(architecture, inner, outer, config.repeats or 3, config.steps or 1)
+            figures[architecture] = time_one(architecture, inner, outer, sizes["repeats"], sizes["steps"])
             tick(architecture)
     finally:
         jax.config.update("jax_default_matmul_precision", before)

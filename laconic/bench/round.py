@@ -3,10 +3,12 @@
 Ratios are taken within one run, alternating the programs, so that they mean something on a busy machine too.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +30,7 @@ from laconic.tasks.classifier import classifier_task
 from laconic.tasks.mlp import MLP
 
 K, H, B, GAMMA = 8, 4, 128, 0.5
+SIZES = (784, 128, 128, 10)
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,25 @@ def fmnist() -> tuple[Task, str]:
         }
         data = "random"
         dataset = Dataset(Resident({"train": train}), 10, "random")
-        task = classifier_task("fmnist-mlp2", lambda key: MLP(key, (784, 128, 128, 10)), dataset)
+        task = classifier_task("fmnist-mlp2", lambda key: MLP(key, SIZES), dataset)
     return replace(task, feed=Resident({"train": train})), data
 
 
-def bare_steps(arrays: Any, params_K: Any, indices_RKHB: jax.Array) -> Any:
+def first_weights(workers: int) -> Any:
+    """Weights of that MLP's shapes, a copy for each worker."""
+    keys = jax.random.split(jax.random.key(0), len(SIZES) - 1)
+    params = [
+        (jax.random.normal(key, shape) / shape[0] ** 0.5, jnp.zeros(shape[1]))
+        for key, shape in zip(keys, itertools.pairwise(SIZES), strict=True)
+    ]
+    return jax.tree.map(lambda p: jnp.broadcast_to(p, (workers, *p.shape)) + 0.0, params)
+
+
+def bare_steps(arrays: Any, params_K: Any, indices_RKHB: jax.Array, gamma: float) -> Any:
     """R·K·H minibatch SGD steps of the same MLP, written out by hand: scan over rounds and steps, vmap over workers."""
 
     def loss(params, batch):
-        x = batch["x"].reshape(B, -1).astype(jnp.float32) / 255
+        x = batch["x"].reshape(len(batch["y"]), -1).astype(jnp.float32) / 255
         for i, (w, b) in enumerate(params):
             x = x @ w + b[None, :]
             x = jax.nn.relu(x) if i < 2 else x
@@ -103,7 +116,7 @@ def bare_steps(arrays: Any, params_K: Any, indices_RKHB: jax.Array) -> Any:
 
     def step(params, indices):
         value, grads = jax.value_and_grad(loss)(params, jax.tree.map(lambda a: a[indices], arrays))
-        return jax.tree.map(lambda p, g: p - GAMMA * g, params, grads), value
+        return jax.tree.map(lambda p, g: p - gamma * g, params, grads), value
 
     def one_round(params_K, indices_KHB):
         return jax.vmap(lambda p, i: jax.lax.scan(step, p, i))(params_K, indices_KHB)
@@ -117,16 +130,9 @@ def bench_round(rounds: int, repeats: int, tick: Tick = lambda name: None) -> di
     setting = Setting(K, H, B, rounds, (0,), rounds)
     simulation = Simulation(task, parse_method(f"local-sgd:gamma={GAMMA}", K), setting)
     state = simulation.start()
-    keys = jax.random.split(jax.random.key(0), 3)
-    sizes = (784, 128, 128, 10)
-    params = [
-        (jax.random.normal(keys[i], (sizes[i], sizes[i + 1])) / sizes[i] ** 0.5, jnp.zeros(sizes[i + 1]))
-        for i in range(3)
-    ]
-    params_K = jax.tree.map(lambda p: jnp.broadcast_to(p, (K, *p.shape)) + 0.0, params)
     indices = jax.random.randint(jax.random.key(1), (rounds, K, H, B), 0, task.feed.size())
-    arrays = jax.device_put(task.feed.splits["train"])
-    bare = jax.jit(bare_steps)
+    arrays, params_K = jax.device_put(task.feed.splits["train"]), first_weights(K)
+    bare = jax.jit(partial(bare_steps, gamma=GAMMA))
     took = seconds(
         {
             "simulator": lambda: [chunk.losses for chunk in simulation.run(state)],

@@ -13,7 +13,8 @@ from laconic.errors import unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.sweep_report import ranking_table
 from laconic.federated.options import in_words
-from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep, sweeps
+from laconic.recipes.sweep import resume_sweep, sweep
+from laconic.recipes.sweep_config import SweepConfig, sweeps
 
 _RESUME = "Take up a sweep where it stopped; its settings come from the folder."
 

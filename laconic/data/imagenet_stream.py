@@ -21,6 +21,7 @@ import numpy as np
 from laconic.data.cifar10 import channel_major
 from laconic.data.feed import Batch, Streamed
 from laconic.data.imagenet32 import check_layout, count_classes, find_folder, opened, read_test, train_files
+from laconic.data.npy import read_header
 from laconic.data.splits import SEED, Dataset, divide
 from laconic.errors import require_positive
 
@@ -110,9 +111,7 @@ def member(path: Path, name: str) -> np.ndarray:
 
 
 def _header(stream: IO[bytes], name: str) -> jax.ShapeDtypeStruct:
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, column_major, dtype = read(stream)
+    shape, column_major, dtype = read_header(stream)
     if dtype.hasobject or column_major:
         raise ValueError(f"{name} holds objects, or lies there by columns")
     return jax.ShapeDtypeStruct(shape, dtype)

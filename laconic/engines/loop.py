@@ -30,6 +30,11 @@ BEFORE_COMMIT, AFTER_COMMIT = "between gather and commit", "after commit"
 KEPT = 2  # states held for peers that are behind: the present one and the one before
 
 
+def checkpoint_path(folder: Path, engine: Engine) -> Path:
+    """Where the process with this engine keeps its checkpoint."""
+    return folder / f"worker-{engine.mine[0]}.safetensors"
+
+
 class Run:
     """One process's part in a run: `for report in Run(…).rounds(): …`."""
 
@@ -58,7 +63,7 @@ class Run:
             raise LaconicError("real workers are missing when they are: leave `missing` to the simulator.")
         self.setting, self.engine, self.seal, self.at = setting, engine, seal, at
         self.programs = Programs(task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit)
-        self.path = None if folder is None else Path(folder) / f"worker-{engine.mine[0]}.safetensors"
+        self.path = None if folder is None else checkpoint_path(Path(folder), engine)
         self.every = checkpoint_every
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
         self._held: dict[Digest, Replica] = {}

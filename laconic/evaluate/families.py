@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import optax
 
-from laconic.client import LOCAL_OPTIMIZERS, Client, gradient_client, local_client
+from laconic.client import Client, gradient_client, local_client
 from laconic.errors import LaconicError, unknown
 from laconic.federated.clients import proximal_client, scaffold_client
+from laconic.local import chained
 from laconic.outer import OUTER, OuterOptimizer, from_optax
 from laconic.tasks.base import Task
 
@@ -26,10 +27,8 @@ WORKERS = ("clip", "decay")  # of every method with local steps, where a grid na
 
 
 def worker(gamma: Number, clip: Number, decay: Number) -> optax.GradientTransformation:
-    """SGD as `LocalOptimizer` describes it, of traced numbers; None: neither clipped nor decayed."""
-    first = [] if clip is None else [optax.clip_by_global_norm(clip)]
-    first += [] if decay is None else [optax.add_decayed_weights(decay)]
-    return optax.chain(*first, optax.sgd(gamma)) if first else optax.sgd(gamma)
+    """SGD, the local optimizer of all families but DiLoCo."""
+    return chained("sgd", gamma, weight_decay=decay, clip=clip)
 
 
 def local_sgd(task: Task, gamma: Number, clip: Number = None, decay: Number = None) -> Parts:
@@ -44,9 +43,8 @@ def slowmo(task: Task, gamma: Number, alpha: Number, beta: Number, clip: Number 
 
 def diloco(task: Task, gamma: Number, lr: Number, momentum: Number, clip: Number = None, decay: Number = None) -> Parts:
     """Douillard et al. (2024)."""
-    adamw = LOCAL_OPTIMIZERS["adamw"](gamma, 0.0 if decay is None else decay)
-    tx = adamw if clip is None else optax.chain(optax.clip_by_global_norm(clip), adamw)
-    return local_client(task, tx), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
+    adamw = chained("adamw", gamma, weight_decay=decay, clip=clip)
+    return local_client(task, adamw), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
 
 
 def synchronous_sgd(task: Task, alpha: Number) -> Parts:

@@ -17,8 +17,7 @@ from laconic.client import Client, LocalOptimizer, Shared, local_client
 from laconic.compress import DENSE, Compressor, tree_bits
 from laconic.data.feed import Streamed
 from laconic.errors import LaconicError, require_positive, require_seed
-from laconic.evaluate.heldout import all_finite as all_finite
-from laconic.evaluate.heldout import heldout_metrics as heldout_metrics
+from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.populated import populated
 from laconic.evaluate.timing import Traffic, all_gather_traffic, ring_all_reduce_traffic, server_traffic
 from laconic.federated.options import Federated

@@ -26,7 +26,7 @@ from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
 from laconic.evaluate.run import Setting
 from laconic.federated.population import RUNS, Population, draw_population, settle
-from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_losses
+from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
@@ -87,7 +87,7 @@ class Sweep:
 
             def one_round(state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
                 state, losses_KH = communication_round(workers, server, state, items)
-                return state, jnp.mean(losses_KH if items.present is None else mean_losses(losses_KH, items.present))
+                return state, mean_loss(losses_KH, items.present)
 
             return jax.lax.scan(one_round, state, items_C)
 

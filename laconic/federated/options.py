@@ -70,11 +70,15 @@ class Federated:
         return ",".join([f"clients={self.population}", *changed]) if self.active else ""
 
 
+KINDS: dict[str, type] = {  # of the options' values; only α, a number, has none by default
+    f.name: float if f.default is None else type(f.default) for f in fields(Federated)
+}
+
+
 def read_federated(values: dict[str, Any], source: str) -> dict[str, Any]:
     """A record's settings with the population in them as `Federated`; records from before there were any have none."""
-    found, kinds = values.get("federated", {}), {f.name: type(f.default) for f in fields(Federated)}
-    kinds["alpha"] = float
-    wrong = [name for name, x in found.items() if name not in kinds or not isinstance(x, kinds[name] | int | None)]
+    found = values.get("federated", {})
+    wrong = [name for name, x in found.items() if name not in KINDS or not isinstance(x, KINDS[name] | int | None)]
     if wrong:
         raise LaconicError(f"the population in {source} has a {wrong[0]} that this version does not know; start anew.")
     return {**values, "federated": Federated(**found)}

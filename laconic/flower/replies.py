@@ -5,24 +5,24 @@ Nothing here looks at how large numbers are; that is the guard's part, which nee
 # pyright: reportMissingImports=false
 
 import math
-from collections.abc import Sequence
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from laconic.flower.model import Form, Model
+from laconic.data.npy import Header, read_header
+from laconic.flower.model import Arrays, Form, Model
 
 SHOWN = 3  # how many names a reason lists
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Reply(NamedTuple):
-    """A reply of the right form: who sent it, the arrays, how much it counts, and all of its content."""
+    """A reply of the right form: who sent it, its Δ, its statistics, how much it counts, and all of its content."""
 
     node: int
-    arrays: dict[str, np.ndarray]
+    delta: Arrays
+    averaged: Arrays
     weight: float
     content: RecordDict
 
@@ -43,8 +43,8 @@ class Fault(Exception):
         self.reason, self.detail = reason, detail
 
 
-def read(message: Message, model: Model, weighted_by: str) -> Reply | Refused:
-    """One reply to a training message."""
+def read(message: Message, model: Model, before: Arrays, weighted_by: str) -> Reply | Refused:
+    """One reply to a training message that sent the weights `before`."""
     node = message.metadata.src_node_id
     if message.has_error():
         return Refused(node, "failed", message.error.reason or "the client failed without saying why")
@@ -54,7 +54,9 @@ def read(message: Message, model: Model, weighted_by: str) -> Reply | Refused:
             raise Fault("records", "a reply has exactly one ArrayRecord and one MetricRecord")
         weight = weight_of(content, weighted_by)
         (record,) = content.array_records.values()
-        return Reply(node, _arrays(record, model), weight, content)
+        after = _arrays(record, model)
+        averaged = {name: after[name] for name in model.averaged}
+        return Reply(node, model.delta(before, after), averaged, weight, content)
     except Fault as fault:
         return Refused(node, fault.reason, fault.detail)
 
@@ -68,17 +70,17 @@ def weight_of(content: RecordDict, weighted_by: str) -> float:
     return float(weight)
 
 
-def arrays_of(record: ArrayRecord) -> dict[str, np.ndarray]:
+def arrays_of(record: ArrayRecord) -> Arrays:
     """A trusted record's arrays."""
     return {name: array.numpy() for name, array in record.items()}
 
 
-def record_of(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+def record_of(arrays: Arrays) -> ArrayRecord:
     """Arrays as Flower carries them."""
     return ArrayRecord({name: Array(np.asarray(x)) for name, x in arrays.items()})
 
 
-def _arrays(record: ArrayRecord, model: Model) -> dict[str, np.ndarray]:
+def _arrays(record: ArrayRecord, model: Model) -> Arrays:
     differing = sorted(set(record) ^ set(model.forms))
     if differing:
         raise Fault("keys", f"missing or not known: {', '.join(differing[:SHOWN])}")
@@ -93,7 +95,7 @@ def _arrays(record: ArrayRecord, model: Model) -> dict[str, np.ndarray]:
 def _array(name: str, array: Array, form: Form) -> np.ndarray:
     """The array without a copy, once its header says what is wanted and its bytes are as many as that takes."""
     try:
-        dtype, shape, fortran, data = _parse(array)
+        (shape, column_major, dtype), data = _parse(array)
     except Exception as error:  # whatever a stranger's bytes make the parser raise, the reply is at fault
         raise Fault("garbage", f"{name} is no NumPy array ({type(error).__name__})") from error
     if shape != form.shape:
@@ -102,12 +104,11 @@ def _array(name: str, array: Array, form: Form) -> np.ndarray:
         raise Fault("dtype", f"{name} is {dtype}, not {form.dtype}: send the dtype that was received")
     if len(data) != form.dtype.itemsize * math.prod(form.shape):
         raise Fault("garbage", f"{name} has {len(data)} bytes of data, which its shape does not take")
-    return np.frombuffer(data, form.dtype).reshape(form.shape, order="F" if fortran else "C")
+    return np.frombuffer(data, form.dtype).reshape(form.shape, order="F" if column_major else "C")
 
 
-def _parse(array: Array) -> tuple[Any, Sequence[int], bool, memoryview]:
+def _parse(array: Array) -> tuple[Header, memoryview]:
     if array.stype != "numpy.ndarray":
         raise ValueError(array.stype)
     stream = BytesIO(array.data)
-    shape, fortran, dtype = HEADERS[np.lib.format.read_magic(stream)](stream)
-    return dtype, shape, fortran, memoryview(array.data)[stream.tell() :]
+    return read_header(stream), memoryview(array.data)[stream.tell() :]

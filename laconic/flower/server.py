@@ -45,13 +45,11 @@ class OuterServer:
         fresh = guard.init_guard(0)
         return ServerState(self._init(params), fresh.norms_W, fresh.seen)
 
-    def judge(
-        self, state: ServerState, model: Model, before: Arrays, replies: Sequence[Reply]
-    ) -> tuple[list[Reply], list[Refused], ServerState]:
+    def judge(self, state: ServerState, replies: Sequence[Reply]) -> tuple[list[Reply], list[Refused], ServerState]:
         """Those replies that may count, those that may not, and the state that remembers the norms of the former."""
         if not replies:
             return [], [], state
-        norms_K = np.array([_norm(model.delta(before, reply.arrays)) for reply in replies])
+        norms_K = np.array([_norm(reply.delta) for reply in replies])
         with np.errstate(over="ignore"):  # what overflows is infinite, and refused
             norms_K = norms_K.astype(np.float32)
         heavy_K = self._heavy([reply.weight for reply in replies])
@@ -76,7 +74,7 @@ class OuterServer:
         counting = [reply for reply in replies if reply.weight > 0]
         if not counting:
             return before, state
-        deltas = {reply.node: model.delta(before, reply.arrays) for reply in counting}
+        deltas = {reply.node: reply.delta for reply in counting}
         weights = {reply.node: reply.weight for reply in counting}
         mean = weighted_mean(list(deltas.values()), list(weights.values()))
         extra: tuple[Any, Any] = (None, None)
@@ -88,8 +86,7 @@ class OuterServer:
         updates, outer = self._update(mean, state.outer, model.params(before), *extra)
         after = model.moved(before, jax.tree.map(np.asarray, updates))
         if model.averaged:
-            statistics = [{name: reply.arrays[name] for name in model.averaged} for reply in counting]
-            after |= weighted_mean(statistics, list(weights.values()))
+            after |= weighted_mean([reply.averaged for reply in counting], list(weights.values()))
         return {name: after[name] for name in model.forms}, state._replace(outer=outer)
 
     def _step(self, mean: Any, outer: Any, params: Any, worker_deltas: Any, weights_K: Any) -> tuple[Any, Any]:

@@ -156,7 +156,7 @@ class LearnedStrategy(FedAvg):
         assert self._model is not None  # both are there once somebody was asked
         assert self._state is not None
         good, bad = self._read(replies, self._model)
-        good, far, state = self._server.judge(self._state, self._model, self._before, good)
+        good, far, state = self._server.judge(self._state, good)
         bad += far
         for one in bad:
             LOG.warning("aggregate_train: node %d is left out: %s (%s)", one.node, one.reason, one.detail)
@@ -207,7 +207,7 @@ class LearnedStrategy(FedAvg):
         good: dict[int, Reply] = {}
         bad: list[Refused] = []
         for message in replies:
-            one = read(message, model, self.weighted_by_key)
+            one = read(message, model, self._before, self.weighted_by_key)
             if message.has_error() and one.node not in self._asked:
                 # The SuperLink's own word for a node that it lost, which is counted as one that kept silent.
                 LOG.warning("aggregate_train: somebody is lost: %s", message.error.reason)

@@ -20,8 +20,7 @@ from laconic.errors import LaconicError, require_positive
 from laconic.federated.options import Federated
 from laconic.federated.population import Bank, bank_for, draw_population
 from laconic.outer.learned import LearnedOptimizer, Theta
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
-from laconic.round import presence as presence  # who is missing from a round
+from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, mean_loss, presence
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
@@ -125,14 +124,6 @@ def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner, bank: 
 
     ceiling = math.inf if task.classes is None else 1.5 * math.log(task.classes)
     return InnerProblem(begin, draw, unroll, ceiling)
-
-
-def mean_loss(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
-    """The mean of a round's local losses, over the workers that were there."""
-    if present_K is None:
-        return jnp.mean(losses_KH)
-    here = present_K > 0
-    return jnp.sum(jnp.where(here, jnp.mean(losses_KH, axis=1), 0)) / jnp.sum(present_K)
 
 
 def capped(losses: jax.Array, ceiling: float) -> jax.Array:

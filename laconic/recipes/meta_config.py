@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError, unknown
-from laconic.federated.options import Federated
+from laconic.federated.options import KINDS, Federated
 from laconic.meta.horizon import Horizon
 from laconic.meta.problem import Inner
 from laconic.meta.train import Outer
@@ -130,14 +130,7 @@ TASK_OPTIONS: dict[str, type] = {
     "dropout": float,
     "objective": str,
 }
-POPULATION_OPTIONS: dict[str, type] = {  # dropout is the task's
-    "clients": int,
-    "alpha": float,
-    "epochs": int,
-    "spread": float,
-    "least_work": float,
-    "weighting": str,
-}
+POPULATION_OPTIONS = {name: kind for name, kind in KINDS.items() if name not in TASK_OPTIONS}  # dropout is the task's
 
 
 def parse_inner(spec: str, config: MetaConfig) -> Inner:

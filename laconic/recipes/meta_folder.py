@@ -3,7 +3,6 @@
 Of several processes the first one writes; the others only read what a resumed run goes on from.
 """
 
-import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.meta_run import Best, MetaRun, kept
 from laconic.recipes.processes import by_the_first
 from laconic.recipes.publish import publish_run
-from laconic.store import atomic, checkpoint
-from laconic.store.runlog import RunLog, provenance, read
+from laconic.store import checkpoint
+from laconic.store.runlog import RunLog, provenance, read, rewrite
 
 
 def begin_folder(config: MetaConfig, name: str, command: str | None, sources: list[str]) -> Path:
@@ -99,7 +98,7 @@ def forget_after(folder: Path, done: int) -> None:
         records = read(folder / RECORDS)
         kept = [record for record in records if record.get("end", record.get("step", 0)) <= done]
         if len(kept) < len(records):
-            atomic.write_text(folder / RECORDS, "".join(f"{json.dumps(record)}\n" for record in kept))
+            rewrite(folder / RECORDS, kept)
 
     by_the_first(write)
 

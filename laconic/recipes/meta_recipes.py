@@ -48,6 +48,8 @@ _FEDERATED = replace(
     steps=2000,
     ramp=1600,
 )
+_FEDERATED_CNN = replace(_FEDERATED, tasks=("cifar10-cnn",), steps=500, ramp=400, judge_every=100)
+_ALIKE = Federated(400, 100.0)
 
 
 def _both(suffix: str, words: str, config: MetaConfig) -> dict[str, tuple[str, MetaConfig]]:
@@ -118,18 +120,16 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     ),
     "fedlopt-fmnist-homogeneous": (
         "the same with Dirichlet(100): clients that hardly differ",
-        replace(_FEDERATED, federated=Federated(400, 100.0)),
+        replace(_FEDERATED, federated=_ALIKE),
     ),
     "fedlagg-fmnist": ("FedLAgg for the first, at a fixed K = 10", replace(_FEDERATED, architecture="lagg-a")),
     "fedlopt-cifar10-cnn": (
         "FedLOpt for CIFAR-10's CNN: 400 clients with class mixes of Dirichlet(0.1), 10 a round",
-        replace(_FEDERATED, tasks=("cifar10-cnn",), steps=500, ramp=400, judge_every=100),
+        _FEDERATED_CNN,
     ),
     "fedlopt-cifar10-cnn-homogeneous": (
         "the same with Dirichlet(100)",
-        replace(
-            _FEDERATED, tasks=("cifar10-cnn",), steps=500, ramp=400, judge_every=100, federated=Federated(400, 100.0)
-        ),
+        replace(_FEDERATED_CNN, federated=_ALIKE),
     ),
     "lopt-a-digits": ("LOpt-A for the bundled digits: no download, a few minutes on a laptop", _SMALL),
     "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),

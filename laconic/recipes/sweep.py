@@ -17,9 +17,7 @@ from laconic.recipes.compare import OWN_TASK
 from laconic.recipes.config import command_line
 from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
 from laconic.recipes.grids import Point, parse_grid, without_repeats
-from laconic.recipes.sweep_config import SWEEPS as SWEEPS
-from laconic.recipes.sweep_config import SweepConfig as SweepConfig
-from laconic.recipes.sweep_config import sweeps as sweeps
+from laconic.recipes.sweep_config import SweepConfig
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from laconic.engines.base import Engine
-from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Run
+from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Run, checkpoint_path
 from laconic.engines.report import Report, row_of
 from laconic.engines.simulated import SimulatedEngine
 from laconic.engines.wire import Seal
@@ -75,8 +75,7 @@ def resume_train(
     check_task(folder, header, task, source)
     note_changes(header, lambda text: tell({"kind": "note", "text": text}))
     engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
-    saved = train_folder.checkpoint_path(folder, engine.mine)
-    train_folder.forget_after(folder / RECORDS, checkpoint.peek(saved)["round"] if saved.exists() else 0)
+    train_folder.forget_after(folder / RECORDS, _saved_rounds(folder, engine))
     part = Part(config, task, source, engine, _seal("alone", config), SIMULATED, header["command"])
     part.carry_out(folder, tell, stop)
     return folder, train_folder.finish(folder, header["command"])
@@ -111,6 +110,12 @@ def _seal(token: str, config: TrainConfig) -> Seal:
     return Seal.of(token, run_name(config))
 
 
+def _saved_rounds(folder: Path, engine: Engine) -> int:
+    """After how many rounds a run in the folder goes on."""
+    saved = checkpoint_path(folder, engine)
+    return checkpoint.peek(saved)["round"] if saved.exists() else 0
+
+
 @dataclass
 class Part:
     """What one process does in a training."""
@@ -142,8 +147,7 @@ class Part:
             norm_limit=self.config.norm_limit,
             at=self._at(log),
         )
-        saved = train_folder.checkpoint_path(folder, self.engine.mine)
-        done = checkpoint.peek(saved)["round"] if saved.exists() else 0
+        done = _saved_rounds(folder, self.engine)
         log.start(self.engine.mine[0], done)
         tell({"kind": "start", "worker": self.engine.mine[0], "round": done, "rounds": setting.rounds})
         if self.turn is not None:

@@ -6,7 +6,7 @@ begins, or begins again), "rounds" (a column for each thing told of a round), "e
 """
 
 import hashlib
-import json
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,7 @@ from laconic.evaluate.compare import RECORDS
 from laconic.evaluate.training import Life, Row, loss_curve, of_lives
 from laconic.recipes.folder import describe, spelled
 from laconic.recipes.train_config import TrainConfig, from_json, run_name, to_json
-from laconic.store import atomic
-from laconic.store.runlog import RunLog, provenance, read
+from laconic.store.runlog import RunLog, provenance, read, rewrite
 from laconic.tasks.base import Task
 
 CURVE, WEIGHTS = "loss.png", "weights.safetensors"
@@ -32,11 +31,6 @@ KEPT += ("digest", "committed_at")
 def log_path(folder: Path, mine: Sequence[int], slots: int) -> Path:
     """Where a process that holds the workers `mine` of `slots` writes its records."""
     return folder / (RECORDS if len(mine) == slots else f"worker-{mine[0]}.jsonl")
-
-
-def checkpoint_path(folder: Path, mine: Sequence[int]) -> Path:
-    """Where it keeps its checkpoint."""
-    return folder / f"worker-{mine[0]}.safetensors"
 
 
 def worker_folder(config: TrainConfig) -> Path:
@@ -132,7 +126,7 @@ def forget_after(path: Path, done: int) -> None:
             record = {"kind": "rounds", **{name: [row[name] for row in rows] for name in KEPT}}
         if record["kind"] not in ("end", "summary"):
             kept.append(record)
-    atomic.write_text(path, "".join(f"{json.dumps(record)}\n" for record in kept))
+    rewrite(path, kept)
 
 
 def rows_of(record: dict[str, Any]) -> list[Row]:
@@ -162,13 +156,14 @@ def finish(folder: Path, command: str) -> list[dict[str, Any]]:
     """The run as one: `records.jsonl` with a summary at its end, and the curve → its records."""
     path, logs = folder / RECORDS, sorted(folder.glob(WORKER_LOGS))
     if logs:
-        records = [record for log in logs for record in read(log)]
-        rounds, summary = of_lives([life for log in logs for life in lives_of(read(log))])
-        header = header_of(records, logs[0]) | {"command": command}
-        merged = [header, {"kind": "rounds", **rounds}, {"kind": "summary", **summary}]
-        atomic.write_text(path, "".join(f"{json.dumps(record)}\n" for record in merged))
-    elif read(path)[-1]["kind"] != "summary":
-        RunLog(path).append("summary", **of_lives(lives_of(read(path)))[1])
+        written = [read(log) for log in logs]
+        rounds, summary = of_lives([life for records in written for life in lives_of(records)])
+        header = header_of([*itertools.chain(*written)], logs[0]) | {"command": command}
+        rewrite(path, [header, {"kind": "rounds", **rounds}, {"kind": "summary", **summary}])
+    else:
+        records = read(path)
+        if records[-1]["kind"] != "summary":
+            RunLog(path).append("summary", **of_lives(lives_of(records))[1])
     records = read(path)
     loss_curve(records, folder / CURVE)
     return records

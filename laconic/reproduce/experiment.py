@@ -8,7 +8,7 @@ from laconic.errors import unknown
 from laconic.federated.options import Federated
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.sweep import SweepConfig
+from laconic.recipes.sweep_config import SweepConfig
 
 AVERAGE = "average"  # the panel of rows that are means over panels
 

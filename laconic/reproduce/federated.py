@@ -5,11 +5,10 @@ from dataclasses import replace
 from laconic.evaluate.families import names_of
 from laconic.federated.options import Federated
 from laconic.recipes.config import CompareConfig
-from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.recipes.sweep_config import SWEEPS, SweepConfig
 from laconic.reproduce import paper
-from laconic.reproduce.experiment import Experiment, Learned, MixPanel, Panel, SweepPanel, Use
+from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel, Use
+from laconic.reproduce.settings import by_recipe
 
 TASKS = {"FMNIST MLP": ("fmnist-mlp2", "Fashion-MNIST, 2-layer MLP"), "CIFAR-10 CNN": ("cifar10-cnn", "CIFAR-10, CNN")}
 MIXES = {"100": "homogeneous", "0.1": "heterogeneous"}
@@ -27,7 +26,6 @@ SWEPT = {
     "FedAdam": "federated-fedadam",
     "SCAFFOLD": "scaffold",
 }
-PUBLISHED: tuple[str, ...] = ()  # recipes whose optimizers are in the zoo under the same name
 RECIPE = {"fmnist-mlp2": "fedlopt-fmnist", "cifar10-cnn": "fedlopt-cifar10-cnn"}
 SETTING = CompareConfig(
     workers=10,
@@ -46,9 +44,7 @@ def population(alpha: str) -> Federated:
 
 
 def _learned(task: str, alpha: str) -> Use:
-    config: MetaConfig = replace(META_RECIPES[RECIPE[task]][1], federated=population(alpha))
-    name = RECIPE[task] + ("-homogeneous" if alpha == "100" else "")
-    return Use("FedLOpt", Learned(name, config, name if name in PUBLISHED else None))
+    return Use("FedLOpt", by_recipe(RECIPE[task] + ("-homogeneous" if alpha == "100" else "")))
 
 
 def _panel(words: str, alpha: str) -> Panel:

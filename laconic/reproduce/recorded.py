@@ -6,7 +6,7 @@ from typing import Any
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS
 from laconic.recipes.meta_config import MetaConfig, described
-from laconic.recipes.sweep import SweepConfig
+from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.folder import with_default_population
 from laconic.store.runlog import plain, read
 from laconic.zoo import cards

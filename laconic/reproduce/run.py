@@ -17,7 +17,8 @@ from laconic.recipes.compare import compare, resume
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_run import MetaObserver, Unwatched
 from laconic.recipes.meta_train import meta_train, resume_meta_train
-from laconic.recipes.sweep import SweepConfig, resume_sweep, sweep
+from laconic.recipes.sweep import resume_sweep, sweep
+from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.compiling import compiled_for
 from laconic.reproduce.experiment import Experiment, Learned, Panel, check_parts, narrowed, parts_of
 from laconic.reproduce.folder import begin, begun, conclude, done_parts, finished, read_header

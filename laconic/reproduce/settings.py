@@ -50,8 +50,13 @@ def learned(architecture: str, *tasks: str, K: int = 8, H: int = 4, share: str =
     parts = [architecture, *(SHORT.get(task, task) for task in tasks), *([f"k{K}"] if K != 8 else [])]
     name = "-".join([*parts, *([f"h{H}"] if H != 4 else []), *([SHARES[share]] if share != "1" else [])])
     if name in META_RECIPES:
-        return Learned(name, META_RECIPES[name][1], zoo=name if name in published() else None)
+        return by_recipe(name)
     return Learned(name, trained(architecture, *tasks, K=K, H=H, compress=top_k(share)))
+
+
+def by_recipe(name: str) -> Learned:
+    """The learned optimizer of a recipe, from the zoo where it is published under the same name."""
+    return Learned(name, META_RECIPES[name][1], zoo=name if name in published() else None)
 
 
 def both(*tasks: str, K: int = 8, H: int = 4, share: str = "1") -> tuple[Use, Use]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from laconic.recipes.sweep import SWEEPS, SweepConfig
+from laconic.recipes.sweep_config import SWEEPS, SweepConfig
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment, Panel, SweepPanel
 from laconic.reproduce.federated import sweep_panels

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,7 +35,7 @@ class RunLog:
 
     def append(self, kind: str, **fields: Any) -> None:
         """Add the record `{"kind": kind, **fields}` and sync it; a torn last line is dropped first."""
-        line = json.dumps(plain({"kind": kind, **fields}), allow_nan=False).encode() + b"\n"
+        line = _line({"kind": kind, **fields})
         path = Path(self.path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +62,11 @@ def read(path: str | Path) -> list[dict[str, Json]]:
         records.append(record)
     last = _parse(tail)
     return records if last is None else [*records, last]
+
+
+def rewrite(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Replace the log at `path` by these records, in one step."""
+    atomic.write_bytes(path, b"".join(map(_line, records)))
 
 
 def write_json(path: str | Path, obj: Any) -> None:
@@ -127,6 +132,10 @@ def _rounded(value: Any) -> Json:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     return plain(value)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(plain(record), allow_nan=False).encode() + b"\n"
 
 
 def _parse(line: bytes) -> dict[str, Json] | None:

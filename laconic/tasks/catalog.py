@@ -102,13 +102,9 @@ def _cifar10(options: Options) -> Dataset:
     return _divided(cifar10.load(), options)
 
 
-def _imagenet(options: Options) -> Dataset:
-    return _divided(imagenet32.load(options["folder"] or None), options)
-
-
-def _large_imagenet(side: int, options: Options) -> Dataset:
+def _imagenet(side: int, options: Options) -> Dataset:
     folder = options["folder"] or None
-    if options["stream"]:
+    if options.get("stream"):  # which only the large models have
         return imagenet_stream.load(folder, side, options["stream"], everything=options["split"] == "all")
     return _divided(imagenet32.load(folder, side), options)
 
@@ -128,7 +124,7 @@ def _tokens(options: Options) -> Dataset:
 
 
 _mlp2, _mlp3 = partial(_mlp, 2), partial(_mlp, 3)
-_imagenet32, _imagenet64 = partial(_large_imagenet, 32), partial(_large_imagenet, 64)
+_imagenet32, _imagenet64 = partial(_imagenet, 32), partial(_imagenet, 64)
 _SPLIT, _COMPUTE = {"split": "80/10/10"}, {"compute": "f32"}
 _RELU, _FOLDER = {"activation": "relu"}, {"folder": ""}
 _SMALL, _WIDE, _CHANNELS = {"width": 64} | _RELU, {"width": 128} | _RELU | _SPLIT, {"width": 32} | _SPLIT
@@ -148,9 +144,9 @@ TASKS: dict[str, Entry] = {
     "cifar10-mlp2": Entry("CIFAR-10, MLP with two hidden layers", _cifar10, _mlp2, _WIDE),
     "cifar10-cnn": Entry("CIFAR-10, three convolutions", _cifar10, _cnn, _CHANNELS),
     "cifar10-cnn-bn": Entry("CIFAR-10, three convolutions with BatchNorm", _cifar10, _norm_cnn, _CHANNELS),
-    "imagenet32-mlp2": Entry("ImageNet at 32×32, MLP with two hidden layers", _imagenet, _mlp2, _WIDE | _FOLDER),
-    "imagenet32-mlp3": Entry("ImageNet at 32×32, MLP with three hidden layers", _imagenet, _mlp3, _WIDE | _FOLDER),
-    "imagenet32-cnn": Entry("ImageNet at 32×32, three convolutions", _imagenet, _cnn, _CHANNELS | _FOLDER),
+    "imagenet32-mlp2": Entry("ImageNet at 32×32, MLP with two hidden layers", _imagenet32, _mlp2, _WIDE | _FOLDER),
+    "imagenet32-mlp3": Entry("ImageNet at 32×32, MLP with three hidden layers", _imagenet32, _mlp3, _WIDE | _FOLDER),
+    "imagenet32-cnn": Entry("ImageNet at 32×32, three convolutions", _imagenet32, _cnn, _CHANNELS | _FOLDER),
     "lm-bytes": Entry("next byte of a text (by default Python's own library), decoder", _text, _byte_lm, _DECODER),
     "cifar10-resnet50": Entry("CIFAR-10, ResNet-50", _cifar10, _resnet, _RESNET50),
     "cifar10-deit-tiny": Entry("CIFAR-10, vision transformer of DeiT-tiny's size", _cifar10, _vit, _DEIT),

@@ -13,9 +13,9 @@ from laconic.client import LocalOptimizer, local_client
 from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
 from laconic.meta.horizon import Horizon
-from laconic.meta.problem import Inner, InnerProblem, capped, mean_loss, presence, training_problem
+from laconic.meta.problem import Inner, InnerProblem, capped, training_problem
 from laconic.outer.learned import LearnedOptimizer
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, mean_loss, presence
 from laconic.tasks.base import Task, plain_task
 from laconic.tasks.catalog import make_task
 from laconic.workers import Simulated

@@ -22,7 +22,8 @@ from laconic.recipes.compare import compare
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.grids import parse_grid
 from laconic.recipes.methods import parse_method
-from laconic.recipes.sweep import SWEEPS, SweepConfig, command_of, resume_sweep, sweep
+from laconic.recipes.sweep import command_of, resume_sweep, sweep
+from laconic.recipes.sweep_config import SWEEPS, SweepConfig
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
 

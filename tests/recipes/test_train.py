@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from laconic.evaluate.compare import RECORDS, Interrupted
-from laconic.evaluate.run import Simulation, heldout_metrics
+from laconic.evaluate.heldout import heldout_metrics
+from laconic.evaluate.run import Simulation
 from laconic.recipes.train import resume_train, train
 from laconic.recipes.train_config import (
     TRAIN_RECIPES,

@@ -10,7 +10,7 @@ from laconic.data.partition import class_counts
 from laconic.federated import Federated
 from laconic.federated.population import RUNS, draw_rows, labels_of
 from laconic.recipes.config import CompareConfig
-from laconic.recipes.sweep import SweepConfig
+from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.curves import all_axes
 from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel
 from laconic.reproduce.mixes import mix_lines, mix_rows, mixes_figure

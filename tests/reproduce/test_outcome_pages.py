@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from laconic.evaluate.figures import svg_bytes
-from laconic.recipes.sweep import SweepConfig
+from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.curves import all_axes, looks_of
 from laconic.reproduce.draw import draw_bars, experiment_figure
 from laconic.reproduce.experiment import Experiment, Listing, SweepPanel

@@ -12,7 +12,7 @@ from laconic.evaluate import report
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes import meta_folder
 from laconic.recipes.meta_recipes import META_RECIPES
-from laconic.recipes.sweep import SWEEPS
+from laconic.recipes.sweep_config import SWEEPS
 from laconic.reproduce import run
 from laconic.reproduce.experiment import Learned
 from laconic.reproduce.recorded import find_sweep, matches

@@ -6,7 +6,7 @@ import pytest
 
 from laconic.recipes.config import CompareConfig
 from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.sweep import SWEEPS
+from laconic.recipes.sweep_config import SWEEPS
 from laconic.reproduce.registry import EXPERIMENTS
 from laconic.reproduce.scale import at_scale, quarter, small_task, smoke, smoke_meta, smoke_sweep
 

@@ -128,6 +128,19 @@ def test_an_empty_log_has_no_records(tmp_path):
     assert runlog.read(tmp_path / "x") == []
 
 
+def test_a_log_rewritten_with_its_own_records_is_the_same_and_goes_on(tmp_path):
+    log = RunLog(tmp_path / "x")
+    for i in range(3):
+        log.append("round", i=i, loss=1 / (i + 3), note="ü")
+    before = (tmp_path / "x").read_bytes()
+    runlog.rewrite(tmp_path / "x", runlog.read(tmp_path / "x"))
+    assert (tmp_path / "x").read_bytes() == before
+    runlog.rewrite(tmp_path / "x", runlog.read(tmp_path / "x")[:1])
+    log.append("end")
+    assert runlog.read(tmp_path / "x") == [{"kind": "round", "i": 0, "loss": 1 / 3, "note": "ü"}, {"kind": "end"}]
+    assert os.listdir(tmp_path) == ["x"]
+
+
 def test_write_json_is_strict_and_replaces(tmp_path):
     runlog.write_json(tmp_path / "x.json", {"old": 1})
     runlog.write_json(
