@@ -84,12 +84,18 @@ class Cut(NamedTuple):
         return self.lanes // self.width
 
     @classmethod
-    def of(cls, geometry: Geometry, lanes: int, rows: int) -> "Cut":
-        """Lanes along B as far as it goes, and no more rows than there are."""
+    def of(cls, geometry: Geometry, lanes: int, rows: int, layers: int = 1, programs: int = 1) -> "Cut":
+        """Lanes along B as far as it goes; of the rows no more than there are, nor than leave `programs` to launch.
+
+        A GPU that runs a few hundred programs at once waits for the last of them: with few, that wait is most of the
+        time. Two rows are the least, because what a program reads once it reads for all of its rows.
+        """
         width = min(lanes, max(16, pl.next_power_of_2(geometry.B)))
-        tall = lanes // width
+        tall, across = lanes // width, pl.cdiv(geometry.B, width)
         rows = min(rows, pl.next_power_of_2(pl.cdiv(geometry.A, tall)))
-        return cls(lanes, width, rows, pl.cdiv(geometry.A, tall * rows), pl.cdiv(geometry.B, width))
+        while rows > 2 and layers * across * pl.cdiv(geometry.A, tall * rows) < programs:
+            rows //= 2
+        return cls(lanes, width, rows, pl.cdiv(geometry.A, tall * rows), across)
 
 
 class Place(NamedTuple):

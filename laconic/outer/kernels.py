@@ -29,7 +29,8 @@ FIRST = ("dot", "fma")
 class Tuning(NamedTuple):
     """How the kernels are cut, and how `apply` multiplies; what is fastest depends on the GPU.
 
-    lanes, rows:   parameters a program of `apply` works on at a time, and how often it goes on to the next rows
+    lanes, rows:   parameters a program of `apply` works on at a time, and how often at most it goes on to the next rows
+    programs:      rows are halved until a launch has as many programs, because the GPU waits for the last of them
     warps, stages: Triton's, of `apply`
     precision:     of the two hidden layers' products, one of `PRECISIONS`
     first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones
@@ -40,6 +41,7 @@ class Tuning(NamedTuple):
 
     lanes: int = 128
     rows: int = 8
+    programs: int = 1200
     warps: int = 4
     stages: int = 1
     precision: str = "bf16x3"
@@ -47,6 +49,7 @@ class Tuning(NamedTuple):
     ahead: int = 1
     sum_lanes: int = 512
     sum_rows: int = 16
+    sum_programs: int = 600
     sum_warps: int = 4
     interpret: bool = False
 
@@ -58,6 +61,9 @@ class Tuning(NamedTuple):
             raise unknown("first layer", self.first, FIRST)
         if self.ahead not in (0, 1):
             raise LaconicError(f"ahead must be 0 or 1, got {self.ahead}.")
+        for name, value in {"programs": self.programs, "sum_programs": self.sum_programs}.items():
+            if value < 1:
+                raise LaconicError(f"{name} must be at least 1, got {value}.")
         sizes = {n: getattr(self, n) for n in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps")}
         for name, value in sizes.items():
             least = 16 if name.endswith("lanes") else 1
@@ -68,7 +74,8 @@ class Tuning(NamedTuple):
 
 def squares(geometry: Geometry, mean: jax.Array, tuning: Tuning) -> tuple[jax.Array, jax.Array]:
     """Σ Δ² over blocks of columns [layers, A, blocks] and over blocks of rows [layers, blocks, B]."""
-    cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), mean.shape[0] * geometry.L1
+    layers = mean.shape[0] * geometry.L1
+    cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     outs = [_f32(layers, geometry.A, cut.across), _f32(layers, cut.down, geometry.B)]
     kernel = _bound(programs.squares, geometry, cut)
     by_row, by_column = _call("squares", kernel, cut, layers, [mean], outs, tuning, tuning.sum_warps)
@@ -80,7 +87,8 @@ def moments(geometry: Geometry, big: Big, small: Small, fill_mean: bool, tuning:
 
     A tensor's programs lie together, so that with G tensors [G, programs/G, F] is the same.
     """
-    cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), big.param.shape[0] * geometry.L1
+    layers = big.param.shape[0] * geometry.L1
+    cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     count = big.deltas.shape[0] + (21 if geometry.diagonal else 15)
     arrays, named = _listed(small, big)
     kernel = _bound(programs.moments, geometry, cut, named, fill_mean)
@@ -92,7 +100,8 @@ def apply(
     geometry: Geometry, big: Big, small: Small, phi: Layers, fill_mean: bool, change: Change, tuning: Tuning
 ) -> Big:
     """The tensors after the step: parameters (or their change) and accumulators, over the old ones."""
-    cut, layers = Cut.of(geometry, tuning.lanes, tuning.rows), big.param.shape[0] * geometry.L1
+    layers = big.param.shape[0] * geometry.L1
+    cut = Cut.of(geometry, tuning.lanes, tuning.rows, layers, tuning.programs)
     arrays, named = _listed(small, phi, big)
     written = [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from laconic.outer import learned, passes, stacks
+from laconic.outer.blocks import Cut, Geometry
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
@@ -18,7 +19,7 @@ from tests.outer.trees import QUICK, assert_close, float64
 
 # Blocks far smaller than the tensors, so that every kind of edge occurs: rows and columns that no block divides, lanes
 # over several rows, and tensors of several blocks.
-CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, interpret=True)
+CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
 # Tall and wide, twice the same shape, kept axes before and between the factored ones and after them, single ones.
 SHAPES = {str(shape): shape for shape in [(20, 37), (37, 20), (2, 3, 4, 6), (24, 3, 8), (9, 5, 2), (7,), ()]}
 SHAPES |= {"again": (20, 37), "longer": (5,)}
@@ -182,6 +183,16 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
         choose("passes", LAGG_A[8], passes.REACH // 8)
 
 
+def test_rows_are_cut_until_there_are_enough_programs():
+    square = Geometry(1, 768, 1, 768)
+    assert Cut.of(square, 128, 32) == Cut(lanes=128, width=128, rows=32, down=24, across=6)
+    assert Cut.of(square, 128, 32, programs=1000) == Cut(128, 128, rows=4, down=192, across=6)
+    assert Cut.of(square, 128, 32, layers=12, programs=1000) == Cut(128, 128, rows=32, down=24, across=6)
+    assert Cut.of(square, 128, 32, programs=10**6).rows == 2
+    assert Cut.of(square, 128, 1, programs=10**6).rows == 1
+    assert Cut.of(Geometry(1, 1, 1, 5, diagonal=True), 128, 32) == Cut(128, width=16, rows=1, down=1, across=1)
+
+
 def test_bad_tunings_are_refused(raises_clearly):
     with raises_clearly("'fp8'", "tf32"):
         Tuning(precision="fp8").check()
@@ -189,5 +200,7 @@ def test_bad_tunings_are_refused(raises_clearly):
         Tuning(first="both").check()
     with raises_clearly("lanes", "48"):
         Tuning(lanes=48).check()
+    with raises_clearly("programs", "0"):
+        Tuning(programs=0).check()
     with raises_clearly("ahead", "2"):
         Tuning(ahead=2).check()
