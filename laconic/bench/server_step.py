@@ -22,6 +22,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "lanes": (64, 128, 256),
     "warps": (4, 8),
     "rows": (4, 8, 16, 32),
+    "together": (1, 2, 4, 8),
     "programs": (300, 600, 1200, 2400),
     "ahead": (0, 1),
     "stages": (1, 2),

@@ -4,6 +4,7 @@ Between the passes only vectors and sums are computed, once for all tensors of a
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -60,22 +61,31 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     if not stack.geometry.diagonal:
         stack = _accumulate(stack, split, phi.rates, tuning)
         factors = _factors(stack, split)
-    firsts = [jnp.full(1, g, jnp.int32) for g in range(len(stack.launches))]
+    groups = _groups(stack.launches, tuning.together)
+    firsts = [jnp.full(1, first, jnp.int32) for first, _ in groups]
     smalls = [Small(first, phi.rates, phi.here, stack.lengths, *factors) for first in firsts]
-    rows = list(zip(stack.launches, smalls, strict=True))
-    sums = [kernels.moments(stack.geometry, big, small, phi.fill_mean, tuning) for big, small in rows]
-    by_tensor = [jnp.sum(x.reshape(G // len(sums), -1, x.shape[1]), axis=1) for x in sums]
+    rows = [(bigs, small) for (_, bigs), small in zip(groups, smalls, strict=True)]
+    sums = [kernels.moments(stack.geometry, bigs, small, phi.fill_mean, tuning) for bigs, small in rows]
+    counts = [G if len(stack.launches) == 1 else len(bigs) for bigs, _ in rows]
+    by_tensor = [jnp.sum(x.reshape(n, -1, x.shape[1]), axis=1) for n, x in zip(counts, sums, strict=True)]
     sizes = jnp.asarray([t.split.size for t in tensors], jnp.float32)
     layers = _fold(phi, stack, split, split.total(jnp.concatenate(by_tensor)) / sizes[:, None])
     change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
-    done = [kernels.apply(stack.geometry, big, small, layers, phi.fill_mean, change, tuning) for big, small in rows]
-    return scatter(tensors, stack, done)
+    done = [kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning) for bigs, small in rows]
+    return scatter(tensors, stack, [big for bigs in done for big in bigs])
+
+
+def _groups(launches: Sequence[Any], together: int) -> list[tuple[int, Sequence[Any]]]:
+    """As few groups of up to `together` as there can be, nearly alike in size, each with its first one's number."""
+    count = -(-len(launches) // together)
+    begins = [len(launches) * g // count for g in range(count + 1)]
+    return [(begin, launches[begin:end]) for begin, end in pairwise(begins)]
 
 
 def _accumulate(stack: Stack, split: Split, rates: jax.Array, tuning: Tuning) -> Stack:
     """Row and column accumulators after this round, from a pass over the mean Δ."""
     means = [big.deltas[0] if big.mean is None else big.mean for big in stack.launches]
-    sums = [kernels.squares(stack.geometry, mean, tuning) for mean in means]
+    sums = [kernels.squares(stack.geometry, group, tuning) for _, group in _groups(means, tuning.together)]
     over_b = jnp.concatenate([jnp.sum(by_row, axis=2) for by_row, _ in sums]) / stack.geometry.B  # runs along A
     over_a = jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / stack.geometry.A
     axis_a, axis_b = stack.layout.axes

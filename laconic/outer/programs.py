@@ -3,7 +3,7 @@
 A program works on `lanes` parameters at a time and goes on down its rows. Letters as in `outer/blocks.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,28 +12,48 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Place, Row, Small
+from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Layers, Place, Row, Small
 from laconic.outer.products import product
 
 
-def squares(geometry: Geometry, cut: Cut, mean: Any, by_row: Any, by_column: Any) -> None:
+def squares(geometry: Geometry, cut: Cut, *refs: Any) -> None:
     """Σ Δ² of a block: over its columns [layers, A, across] and over its rows [layers, down, B]."""
-    place = _place(geometry, cut, None)
+    *means, by_row, by_column = refs
+    layers = by_row.shape[0] // len(means)
+    _each(cut, layers, means, lambda g, own, mean: _squares(geometry, cut, own, g * layers, mean, by_row, by_column))
+
+
+def _squares(geometry: Geometry, cut: Cut, own: Any, begin: int, mean: Any, by_row: Any, by_column: Any) -> None:
+    place = _place(geometry, cut, own, 0)
     rows = place.down * cut.rows * cut.tall + jnp.arange(cut.rows * cut.tall)
     columns = place.across * cut.width + jnp.arange(cut.width)
     live = (rows < geometry.A)[:, None] & (columns < geometry.B)[None, :]
     l0, l1 = _split(place.layer, geometry.L1)
     delta = triton.load(mean.at[l0, rows[:, None], l1, columns[None, :]], mask=live, other=0.0).astype(jnp.float32)
     square = delta * delta
-    triton.store(by_row.at[place.layer, rows, place.across], jnp.sum(square, axis=1), mask=rows < geometry.A)
-    triton.store(by_column.at[place.layer, place.down, columns], jnp.sum(square, axis=0), mask=columns < geometry.B)
+    triton.store(by_row.at[begin + place.layer, rows, place.across], jnp.sum(square, axis=1), mask=rows < geometry.A)
+    triton.store(
+        by_column.at[begin + place.layer, place.down, columns], jnp.sum(square, axis=0), mask=columns < geometry.B
+    )
 
 
 def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: Any) -> None:
     """Σ x² of every feature that differs from parameter to parameter, over this program's block [programs, F]."""
     *ins, out = refs
-    small, big = named(ins)
-    lanes, count = _lanes(geometry, cut, small), out.shape[1]
+    small, *bigs = named(ins)
+    programs = out.shape[0] // len(bigs)
+
+    def run(g: int, own: Any, big: Big) -> None:
+        sums = _moments(geometry, cut, fill_mean, small, _lanes(geometry, cut, small, g, own), big, out.shape[1])
+        for f, total in enumerate(sums):
+            out[g * programs + own, f] = jnp.sum(total)
+
+    _each(cut, bigs[0].param.shape[0] * geometry.L1, bigs, run)
+
+
+def _moments(
+    geometry: Geometry, cut: Cut, fill_mean: bool, small: Small, lanes: Lanes, big: Big, count: int
+) -> tuple[jax.Array, ...]:
 
     def body(i: Any, sums: tuple[jax.Array, ...], row: Row) -> tuple[jax.Array, ...]:
         features, _ = _features(geometry, lanes, fill_mean, row)
@@ -41,17 +61,36 @@ def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: An
         return tuple(s + jnp.where(live, x * x, 0.0) for s, x in zip(sums, features, strict=True))
 
     read = partial(_read, geometry, cut, big, small, lanes, None)
-    sums = _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
-    for f, total in enumerate(sums):
-        out[pl.program_id(0), f] = jnp.sum(total)
+    return _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
 
 
 def apply(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Change, tuning: Any, *refs: Any) -> None:
     """Features again, the MLP, and everything that has a new value; `tuning` as the kernel is launched with."""
-    outs = 4 if geometry.diagonal else 3
-    small, phi, big = named(refs[:-outs])
-    new_param, new_m, new_v, *new_diagonal = refs[-outs:]
-    lanes, dot = _lanes(geometry, cut, small), product(tuning.precision, tuning.interpret)
+    outs, count = 4 if geometry.diagonal else 3, len(named.kinds) - 2
+    small, phi, *bigs = named(refs[: -outs * count])
+    new = [refs[len(refs) - outs * (count - g) :][:outs] for g in range(count)]
+
+    def run(g: int, own: Any, big: Big) -> None:
+        lanes = _lanes(geometry, cut, small, g, own)
+        _apply(geometry, cut, fill_mean, change, tuning, small, phi, lanes, big, new[g])
+
+    _each(cut, bigs[0].param.shape[0] * geometry.L1, bigs, run)
+
+
+def _apply(
+    geometry: Geometry,
+    cut: Cut,
+    fill_mean: bool,
+    change: Change,
+    tuning: Any,
+    small: Small,
+    phi: Layers,
+    lanes: Lanes,
+    big: Big,
+    new: Sequence[Any],
+) -> None:
+    new_param, new_m, new_v, *new_diagonal = new
+    dot = product(tuning.precision, tuning.interpret)
     tensor, tile = lanes.place.tensor, (cut.lanes, phi.b1.shape[0])
     w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
     # The columns' share of the first layer stays in registers while the program goes down its rows.
@@ -81,6 +120,15 @@ def apply(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Cha
     _down(cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ())
 
 
+def _each(cut: Cut, layers: int, tensors: Sequence[Any], run: Callable[[int, Any, Any], None]) -> None:
+    """Run the tensor that this program belongs to, with its number among that tensor's programs."""
+    tensor, own = _split(pl.program_id(0), layers * cut.down * cut.across)
+    if len(tensors) == 1:
+        run(0, own, tensors[0])
+    else:
+        jax.lax.switch(tensor, [partial(run, g, own, x) for g, x in enumerate(tensors)])
+
+
 def _down(rows: int, ahead: int, read: Any, body: Any, carry: Any) -> Any:
     """Go down the rows; with `ahead` each is read while the one before it is worked on."""
     if not ahead or rows == 1:
@@ -94,11 +142,10 @@ def _down(rows: int, ahead: int, read: Any, body: Any, carry: Any) -> Any:
     return jax.lax.fori_loop(0, rows, step, (read(0), carry))[1]
 
 
-def _place(geometry: Geometry, cut: Cut, first: jax.Array | None) -> Place:
+def _place(geometry: Geometry, cut: Cut, program: jax.Array, begin: Any) -> Place:
     """Programs go through the columns first, then down the rows, then through the layers."""
-    block, across = _split(pl.program_id(0), cut.across)
+    block, across = _split(program, cut.across)
     layer, down = _split(block, cut.down)
-    begin = jnp.int32(0) if first is None else first
     own = jax.lax.div(layer, jnp.int32(geometry.L))
     return Place(layer, begin * geometry.L + layer, begin + own, down, across)
 
@@ -107,8 +154,8 @@ def _split(index: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
     return jax.lax.div(index, jnp.int32(by)), jax.lax.rem(index, jnp.int32(by))
 
 
-def _lanes(geometry: Geometry, cut: Cut, small: Small) -> Lanes:
-    place = _place(geometry, cut, small.first[0])
+def _lanes(geometry: Geometry, cut: Cut, small: Small, g: int, program: jax.Array) -> Lanes:
+    place = _place(geometry, cut, program, small.first[0] + g)
     lane = jnp.arange(cut.lanes)
     row, column = (None, lane) if cut.tall == 1 else _split(lane, cut.width)
     columns = place.across * cut.width + column

@@ -58,6 +58,15 @@ def test_any_number_of_workers_and_large_tensors_where_they_are(K, monkeypatch):
     assert_rounds(Case(LAGG_A[K], shapes, seed=310), 2, 2e-5)
 
 
+def test_tensors_that_share_launches_step_as_they_do_alone(monkeypatch):
+    monkeypatch.setattr(stacks, "SMALL", 16)
+    case = Case(LOPT_A, {name: (5, 33) for name in "abc"}, seed=315)
+    ran = [run_of(LOPT_A, tuning=CUT._replace(together=n)) for n in (1, 2)]  # three launches; one of one, one of two
+    alone, shared = (jax.device_get(run(case.theta, case.params, case.init(), *case.at(0))) for run in ran)
+    jax.tree.map(np.testing.assert_array_equal, shared, alone)
+    assert_close(alone[1], case.twin()[0][1], 2e-5)
+
+
 # Errors of one product of two hidden layers, and as much again for the layer before it: bfloat16 in three parts keeps
 # 16 bits of each factor and stays within the 2e-5 of a float32 step; TF32 has 11 bits, bfloat16 8. Without the error
 # being there the test could not tell that the imitation of the units rounds at all, hence the lower bounds.
@@ -128,11 +137,15 @@ def test_accumulators_in_bfloat16(path):
         assert_close(ada.row[0], twin.row["wide"][0], 1e-5)
 
 
-OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8)
+OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, together=1)
 
 
-@pytest.mark.parametrize(("spec", "tuning"), [(LOPT_A, OTHER), (LAGG_A[8], Tuning())], ids=["lopt-a", "lagg-a"])
-def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning):
+@pytest.mark.parametrize(
+    ("spec", "tuning", "launches"),
+    [(LOPT_A, OTHER, [3, 4, 4]), (LAGG_A[8], Tuning(), [2, 3, 3])],  # two large ones, the kernel; both vectors together
+    ids=["lopt-a", "lagg-a"],
+)
+def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning, launches):
     shapes = {"large": (300, 520), "again": (300, 520), "kernel": (3, 3, 64, 32), "vector": (768,), "bias": (700,)}
     outer = spec(spec.init(jax.random.key(0)), path="passes", tuning=tuning)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
@@ -143,7 +156,7 @@ def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning):
     run = lambda p, s, d, w: outer.step(p, s, p, worker_deltas=d, weights=w)
     text = jax.jit(run).trace(params, state, deltas, weights).lower(lowering_platforms=("cuda",)).as_text()
     counts = [text.count(f'name = "learned_{name}"') for name in ("squares", "moments", "apply")]
-    assert counts == [3, 4, 4]  # two large ones alone, the kernel; and both vectors together
+    assert counts == launches
 
 
 def test_two_models_in_a_vmap():
@@ -200,6 +213,8 @@ def test_bad_tunings_are_refused(raises_clearly):
         Tuning(first="both").check()
     with raises_clearly("lanes", "48"):
         Tuning(lanes=48).check()
+    with raises_clearly("together", "0"):
+        Tuning(together=0).check()
     with raises_clearly("programs", "0"):
         Tuning(programs=0).check()
     with raises_clearly("ahead", "2"):
