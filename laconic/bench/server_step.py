@@ -53,7 +53,7 @@ class ServerStepConfig:
     tune: bool = False
     """First find the fastest cut for this GPU on 35 M parameters, knob by knob, and measure with it."""
     precisions: tuple[str, ...] = ()
-    """Measure `passes` at these precisions too, for example: --precisions tf32 tf32x3."""
+    """Measure `passes` at these precisions too, for example: --precisions fp16 tf32."""
     repeats: int = 5
     """Timings of each; the median counts."""
     inner: int | None = None

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from laconic.architecture import LAMBDA
+from laconic.architecture import LAMBDA, TIMESCALES
 from laconic.outer import kernels
 from laconic.outer.blocks import Change, Layers, Small
 from laconic.outer.features import Ada, normaliser, safe_rsqrt
 from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
+from laconic.outer.reach import largest_sums, within_float16
 from laconic.outer.stacks import Stack, Tensor, gather, scatter
 
 REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of a tensor lie in one array
@@ -70,6 +71,10 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     by_tensor = [jnp.sum(x.reshape(n, -1, x.shape[1]), axis=1) for n, x in zip(counts, sums, strict=True)]
     sizes = jnp.asarray([t.split.size for t in tensors], jnp.float32)
     layers = _fold(phi, stack, split, split.total(jnp.concatenate(by_tensor)) / sizes[:, None])
+    if tuning.precision == "fp16":
+        inputs = phi.theta["w0"][: -len(TIMESCALES)]
+        largest = largest_sums(inputs, phi.bias, max(t.split.size for t in tensors))
+        layers = within_float16(layers, largest)
     change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
     done = [kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning) for bigs, small in rows]
     return scatter(tensors, stack, [big for bigs in done for big in bigs])

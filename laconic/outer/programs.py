@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Layers, Place, Row, Small
-from laconic.outer.products import product
+from laconic.outer.products import products
 
 
 def squares(geometry: Geometry, cut: Cut, *refs: Any) -> None:
@@ -90,7 +90,7 @@ def _apply(
     new: Sequence[Any],
 ) -> None:
     new_param, new_m, new_v, *new_diagonal = new
-    dot = product(tuning.precision, tuning.interpret)
+    dot_first, dot_second = products(tuning.precision, tuning.interpret)
     tensor, tile = lanes.place.tensor, (cut.lanes, phi.b1.shape[0])
     w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
     # The columns' share of the first layer stays in registers while the program goes down its rows.
@@ -101,11 +101,11 @@ def _apply(
         by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
         h = jnp.broadcast_to(by_a, tile) if by_b is None else by_b + by_a
         if tuning.first == "dot":
-            h = dot(h, _joined(features, w0.shape[0]), w0)
+            h = dot_first(h, _joined(features, w0.shape[0]), w0)
         else:
             for f, x in enumerate(features):
                 h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
-        h = jnp.maximum(dot(second, jnp.maximum(h, 0.0), w1), 0.0)
+        h = jnp.maximum(dot_second(second, jnp.maximum(h, 0.0), w1), 0.0)
         direction, magnitude = (jnp.sum(h * phi.w2[out, :][None, :], axis=1) + phi.b2[out] for out in (0, 1))
         moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
         write = partial(_write, geometry, lanes, _index(cut, lanes, i))
