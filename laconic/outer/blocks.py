@@ -27,7 +27,10 @@ class Geometry(NamedTuple):
 
 
 class Big(NamedTuple):
-    """What has a value for every parameter, of one tensor or of several laid one after another along L₀."""
+    """What has a value for every parameter, of one tensor or of several laid one after another along L₀.
+
+    The kernels see the four axes as one.
+    """
 
     deltas: Any  # [n, L₀, A, L₁, B]
     mean: Any  # [L₀, A, L₁, B]; None if it is the only delta
@@ -83,6 +86,10 @@ class Cut(NamedTuple):
         """Rows among the lanes."""
         return self.lanes // self.width
 
+    def even(self, geometry: Geometry) -> bool:
+        """Whether the programs cover a layer and nothing outside it."""
+        return self.across * self.width == geometry.B and self.down * self.rows * self.tall == geometry.A
+
     @classmethod
     def of(cls, geometry: Geometry, lanes: int, rows: int, layers: int = 1, programs: int = 1) -> "Cut":
         """Lanes along B as far as it goes; of the rows no more than there are, nor than leave `programs` to launch.
@@ -114,7 +121,7 @@ class Lanes(NamedTuple):
     place: Place
     columns: jax.Array  # [lanes]
     row: jax.Array | None  # [lanes]: how far below the first, if they go over several rows
-    length: Any  # of the rows
+    length: Any  # of a padded vector, else None
     rates: list[jax.Array]
     here: list[jax.Array]
     factors_b: list[jax.Array]

@@ -78,6 +78,7 @@ class Tuning(NamedTuple):
 def squares(geometry: Geometry, means: Sequence[jax.Array], tuning: Tuning) -> tuple[jax.Array, jax.Array]:
     """Σ Δ² over blocks of columns [layers, A, blocks] and over blocks of rows [layers, blocks, B]."""
     layers = len(means) * means[0].shape[0] * geometry.L1
+    means = [mean.reshape(-1) for mean in means]
     cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     outs = [_f32(layers, geometry.A, cut.across), _f32(layers, cut.down, geometry.B)]
     kernel = _bound(programs.squares, geometry, cut)
@@ -93,7 +94,7 @@ def moments(geometry: Geometry, bigs: Sequence[Big], small: Small, fill_mean: bo
     layers = len(bigs) * bigs[0].param.shape[0] * geometry.L1
     cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     count = bigs[0].deltas.shape[0] + (21 if geometry.diagonal else 15)
-    arrays, named = _listed(small, *bigs)
+    arrays, named = _listed(small, *map(_flat, bigs))
     kernel = _bound(programs.moments, geometry, cut, named, fill_mean)
     outs = [_f32(layers * cut.down * cut.across, count)]
     return _call("moments", kernel, cut, layers, arrays, outs, tuning, tuning.sum_warps)[0]
@@ -111,15 +112,25 @@ def apply(
     """The tensors after the step: parameters (or their change) and accumulators, over the old ones."""
     layers = len(bigs) * bigs[0].param.shape[0] * geometry.L1
     cut = Cut.of(geometry, tuning.lanes, tuning.rows, layers, tuning.programs)
-    arrays, named = _listed(small, phi, *bigs)
-    each = 4 if geometry.diagonal else 3
-    written = [x for big in bigs for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
+    flat, olds = [_flat(big) for big in bigs], [x for big in bigs for x in _written(big)]
+    arrays, named = _listed(small, phi, *flat)
+    each, written = len(olds) // len(bigs), [x for big in flat for x in _written(big)]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
     aliases = {position: i for i, position in enumerate(positions) if i % each > 0 or change.in_place}
     kernel = _bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
     new = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
-    return [_renewed(big, *new[each * g :][:each]) for g, big in enumerate(bigs)]
+    shaped = [x.reshape(old.shape) for x, old in zip(new, olds, strict=True)]
+    return [_renewed(big, *shaped[each * g :][:each]) for g, big in enumerate(bigs)]
+
+
+def _flat(big: Big) -> Big:
+    """Each array's last four axes as one."""
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:-4], -1), big)
+
+
+def _written(big: Big) -> list[jax.Array]:
+    return [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
 
 
 def _renewed(big: Big, param: jax.Array, m: jax.Array, v: jax.Array, diagonal: jax.Array | None = None) -> Big:

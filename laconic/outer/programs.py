@@ -27,14 +27,12 @@ def _squares(geometry: Geometry, cut: Cut, own: Any, begin: int, mean: Any, by_r
     place = _place(geometry, cut, own, 0)
     rows = place.down * cut.rows * cut.tall + jnp.arange(cut.rows * cut.tall)
     columns = place.across * cut.width + jnp.arange(cut.width)
-    live = (rows < geometry.A)[:, None] & (columns < geometry.B)[None, :]
-    l0, l1 = _split(place.layer, geometry.L1)
-    delta = triton.load(mean.at[l0, rows[:, None], l1, columns[None, :]], mask=live, other=0.0).astype(jnp.float32)
+    above, left = (None, None) if cut.even(geometry) else (rows < geometry.A, columns < geometry.B)
+    live = None if above is None or left is None else above[:, None] & left[None, :]
+    delta = _load(mean.at[_offsets(geometry, place.layer, rows[:, None], columns[None, :])], live).astype(jnp.float32)
     square = delta * delta
-    triton.store(by_row.at[begin + place.layer, rows, place.across], jnp.sum(square, axis=1), mask=rows < geometry.A)
-    triton.store(
-        by_column.at[begin + place.layer, place.down, columns], jnp.sum(square, axis=0), mask=columns < geometry.B
-    )
+    triton.store(by_row.at[begin + place.layer, rows, place.across], jnp.sum(square, axis=1), mask=above)
+    triton.store(by_column.at[begin + place.layer, place.down, columns], jnp.sum(square, axis=0), mask=left)
 
 
 def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: Any) -> None:
@@ -48,7 +46,7 @@ def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: An
         for f, total in enumerate(sums):
             out[g * programs + own, f] = jnp.sum(total)
 
-    _each(cut, bigs[0].param.shape[0] * geometry.L1, bigs, run)
+    _each(cut, bigs[0].param.shape[0] // (geometry.A * geometry.B), bigs, run)
 
 
 def _moments(
@@ -57,8 +55,9 @@ def _moments(
 
     def body(i: Any, sums: tuple[jax.Array, ...], row: Row) -> tuple[jax.Array, ...]:
         features, _ = _features(geometry, lanes, fill_mean, row)
-        live = _live(geometry, lanes, _index(cut, lanes, i))
-        return tuple(s + jnp.where(live, x * x, 0.0) for s, x in zip(sums, features, strict=True))
+        live = _live(geometry, cut, lanes, _index(cut, lanes, i))
+        own = lambda square: square if live is None else jnp.where(live, square, 0.0)
+        return tuple(s + own(x * x) for s, x in zip(sums, features, strict=True))
 
     read = partial(_read, geometry, cut, big, small, lanes, None)
     return _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
@@ -74,7 +73,7 @@ def apply(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Cha
         lanes = _lanes(geometry, cut, small, g, own)
         _apply(geometry, cut, fill_mean, change, tuning, small, phi, lanes, big, new[g])
 
-    _each(cut, bigs[0].param.shape[0] * geometry.L1, bigs, run)
+    _each(cut, bigs[0].param.shape[0] // (geometry.A * geometry.B), bigs, run)
 
 
 def _apply(
@@ -108,13 +107,15 @@ def _apply(
         h = jnp.maximum(dot_second(second, jnp.maximum(h, 0.0), w1), 0.0)
         direction, magnitude = (jnp.sum(h * phi.w2[out, :][None, :], axis=1) + phi.b2[out] for out in (0, 1))
         moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
-        write = partial(_write, geometry, lanes, _index(cut, lanes, i))
-        write(new_param, (), param - moved if change.in_place else -moved)
+        a = _index(cut, lanes, i)
+        live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)
+        write = lambda ref, x, *lead: triton.store(ref.at[(*lead, at)], x.astype(ref.dtype), mask=live)
+        write(new_param, param - moved if change.in_place else -moved)
         for c in range(3):
-            write(new_m, (c,), m_3[c])
+            write(new_m, m_3[c], c)
             if geometry.diagonal:
-                write(new_diagonal[0], (c,), diagonal[c])
-        write(new_v, (), v)
+                write(new_diagonal[0], diagonal[c], c)
+        write(new_v, v)
         return carry
 
     _down(cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ())
@@ -132,14 +133,14 @@ def _each(cut: Cut, layers: int, tensors: Sequence[Any], run: Callable[[int, Any
 def _down(rows: int, ahead: int, read: Any, body: Any, carry: Any) -> Any:
     """Go down the rows; with `ahead` each is read while the one before it is worked on."""
     if not ahead or rows == 1:
-        return jax.lax.fori_loop(0, rows, lambda i, carry: body(i, carry, read(i)), carry)
+        return jax.lax.fori_loop(0, rows, lambda i, carry: body(i, carry, read(i, None)), carry)
 
     def step(i: Any, both: Any) -> Any:
         row, carry = both
-        following = read(i + 1)
+        following = read(i + 1, i + 1 < rows)
         return following, body(i, carry, row)
 
-    return jax.lax.fori_loop(0, rows, step, (read(0), carry))[1]
+    return jax.lax.fori_loop(0, rows, step, (read(0, None), carry))[1]
 
 
 def _place(geometry: Geometry, cut: Cut, program: jax.Array, begin: Any) -> Place:
@@ -159,7 +160,7 @@ def _lanes(geometry: Geometry, cut: Cut, small: Small, g: int, program: jax.Arra
     lane = jnp.arange(cut.lanes)
     row, column = (None, lane) if cut.tall == 1 else _split(lane, cut.width)
     columns = place.across * cut.width + column
-    length = geometry.B if small.lengths is None else small.lengths[place.tensor]
+    length = None if small.lengths is None else small.lengths[place.tensor]
     here = [] if small.here is None else [small.here[k] for k in range(small.here.shape[0])]
     along = partial(_along, small.factors_b, place.of_all, columns, geometry.B)
     factors_b = [] if geometry.diagonal else [along(c) for c in range(3)]
@@ -172,18 +173,30 @@ def _index(cut: Cut, lanes: Lanes, i: Any) -> jax.Array:
     return begin if lanes.row is None else begin + lanes.row
 
 
-def _live(geometry: Geometry, lanes: Lanes, a: jax.Array) -> jax.Array:
-    """Which lanes are inside the tensor."""
-    return (lanes.columns < lanes.length) & (a < geometry.A)
+def _live(geometry: Geometry, cut: Cut, lanes: Lanes, a: jax.Array) -> jax.Array | None:
+    """Which lanes are inside the tensor; None if it is known that all are."""
+    if lanes.length is None and cut.even(geometry):
+        return None
+    return (lanes.columns < (geometry.B if lanes.length is None else lanes.length)) & (a < geometry.A)
 
 
-def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by_a: Any, i: Any) -> Row:
-    """Everything that step i needs from memory; past the program's last row nothing is read."""
+def _offsets(geometry: Geometry, layer: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Where parameters lie in [L₀, A, L₁, B]; every array of a tensor shares them."""
+    l0, l1 = _split(layer, geometry.L1)
+    return ((l0 * geometry.A + a) * geometry.L1 + l1) * geometry.B + b
+
+
+def _load(at: Any, live: jax.Array | None) -> jax.Array:
+    return triton.load(at) if live is None else triton.load(at, mask=live, other=0.0)
+
+
+def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by_a: Any, i: Any, inside: Any) -> Row:
+    """Everything that step i needs from memory; where that may be past the program's last row, `inside` says so."""
     a = _index(cut, lanes, i)
-    live = _live(geometry, lanes, a) & (i < cut.rows)
-    l0, l1 = _split(lanes.place.layer, geometry.L1)
-    at = (l0, a, l1, lanes.columns)
-    read = lambda ref, *lead: triton.load(ref.at[(*lead, *at)], mask=live, other=0.0)
+    live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)
+    if inside is not None:
+        live = jnp.broadcast_to(inside, lanes.columns.shape) if live is None else live & inside
+    read = lambda ref, *lead: _load(ref.at[(*lead, at)], live)
     deltas = [read(big.deltas, k) for k in range(big.deltas.shape[0])]
     mean = deltas[0] if big.mean is None else read(big.mean)
     m_3, diagonal = [read(big.m, c) for c in range(3)], []
@@ -250,9 +263,3 @@ def _joined(columns: Sequence[jax.Array], count: int) -> jax.Array:
         pairs = zip(parts[:half], parts[half:], strict=True)
         parts = [jnp.concatenate([x[..., None], y[..., None]], axis=-1) for x, y in pairs]
     return parts[0].reshape(columns[0].shape[0], count)
-
-
-def _write(geometry: Geometry, lanes: Lanes, a: jax.Array, ref: Any, lead: tuple[int, ...], x: jax.Array) -> None:
-    l0, l1 = _split(lanes.place.layer, geometry.L1)
-    at = ref.at[(*lead, l0, a, l1, lanes.columns)]
-    triton.store(at, x.astype(ref.dtype), mask=_live(geometry, lanes, a))
