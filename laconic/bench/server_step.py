@@ -25,6 +25,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "together": (1, 2, 4, 8),
     "programs": (300, 600, 1200, 2400),
     "ahead": (0, 1),
+    "hold": (0, 1),
     "stages": (1, 2),
     "sum_lanes": (256, 512, 1024),
     "sum_rows": (4, 16, 64),

@@ -37,6 +37,7 @@ class Tuning(NamedTuple):
     precision:     of the two hidden layers' products, one of `PRECISIONS`
     first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones
     ahead:         1 to read a row while the one before it is worked on, at the price of registers, else 0
+    hold:          1 to keep the last layer's weights in registers from row to row, 0 to read them again for each
     sum_*:         the same of the two passes that only add up
     interpret:     run by Pallas's interpreter, on any device and slowly
     """
@@ -50,6 +51,7 @@ class Tuning(NamedTuple):
     precision: str = "bf16x3"
     first: str = "dot"
     ahead: int = 1
+    hold: int = 0
     sum_lanes: int = 512
     sum_rows: int = 16
     sum_programs: int = 600
@@ -62,8 +64,9 @@ class Tuning(NamedTuple):
             raise unknown("precision", self.precision, PRECISIONS)
         if self.first not in FIRST:
             raise unknown("first layer", self.first, FIRST)
-        if self.ahead not in (0, 1):
-            raise LaconicError(f"ahead must be 0 or 1, got {self.ahead}.")
+        for name, value in {"ahead": self.ahead, "hold": self.hold}.items():
+            if value not in (0, 1):
+                raise LaconicError(f"{name} must be 0 or 1, got {value}.")
         for name, value in {n: getattr(self, n) for n in ("together", "programs", "sum_programs")}.items():
             if value < 1:
                 raise LaconicError(f"{name} must be at least 1, got {value}.")

@@ -94,6 +94,7 @@ def _apply(
     w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
     # The columns' share of the first layer stays in registers while the program goes down its rows.
     by_b = None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
+    last = [phi.w2[out, :] for out in (0, 1)] if tuning.hold else []
 
     def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
         features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
@@ -105,7 +106,8 @@ def _apply(
             for f, x in enumerate(features):
                 h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
         h = jnp.maximum(dot_second(second, jnp.maximum(h, 0.0), w1), 0.0)
-        direction, magnitude = (jnp.sum(h * phi.w2[out, :][None, :], axis=1) + phi.b2[out] for out in (0, 1))
+        w2 = last or [phi.w2[out, :] for out in (0, 1)]
+        direction, magnitude = (jnp.sum(h * w2[out][None, :], axis=1) + phi.b2[out] for out in (0, 1))
         moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
         a = _index(cut, lanes, i)
         live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)

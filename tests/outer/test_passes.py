@@ -18,11 +18,11 @@ from tests.outer.cases import LOPT_A, Case, assert_accumulators, step
 from tests.outer.trees import QUICK, assert_close, float64
 
 # Blocks far smaller than the tensors, so that every kind of edge occurs: rows and columns that no block divides, lanes
-# over several rows, and tensors of several blocks.
+# over several rows, and tensors of several blocks; and "even" ones that the blocks cover to the last lane.
 CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
 # Tall and wide, twice the same shape, kept axes before and between the factored ones and after them, single ones.
 SHAPES = {str(shape): shape for shape in [(20, 37), (37, 20), (2, 3, 4, 6), (24, 3, 8), (9, 5, 2), (7,), ()]}
-SHAPES |= {"again": (20, 37), "longer": (5,)}
+SHAPES |= {"again": (20, 37), "even": (8, 32), "longer": (5,)}
 FEW: dict[str, tuple[int, ...]] = {"wide": (7, 40), "kernel": (2, 5, 4), "vector": (6,)}
 LAGG_A = {K: LearnedOptimizer("lagg-a", K, time="paper" if K == 3 else "shifted") for K in (1, 3, 8)}
 
@@ -47,7 +47,7 @@ def test_the_passes_step_like_the_twin_on_every_kind_of_tensor():
 
 
 def test_the_passes_step_like_the_twin():
-    case = Case(LAGG_A[3], {"wide": (7, 40), "vector": (6,)}, seed=300)
+    case = Case(LAGG_A[3], {"wide": (7, 40), "even": (8, 32), "vector": (6,)}, seed=300)
     assert_rounds(case, 2, 2e-6, tuning=CUT._replace(precision="float32"))
 
 
@@ -152,7 +152,7 @@ def test_accumulators_in_bfloat16(path):
         assert_close(ada.row[0], twin.row["wide"][0], 1e-5)
 
 
-OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, together=1)
+OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, together=1, hold=1)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,12 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     assert choose("passes", LAGG_A[8], passes.REACH // 8 - 1) == "passes"
     with raises_clearly("are below", "path='auto'"):
         choose("passes", LAGG_A[8], passes.REACH // 8)
+
+
+def test_blocks_that_cover_a_tensor_to_the_last_lane_are_known():
+    for shape, even in {(8, 32): True, (9, 32): False, (8, 33): False, (2, 64): True}.items():
+        geometry = Geometry(1, shape[0], 1, shape[1])
+        assert Cut.of(geometry, CUT.lanes, CUT.rows).even(geometry) == even
 
 
 def test_rows_are_cut_until_there_are_enough_programs():
