@@ -52,15 +52,16 @@ class Small(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """φ as `apply` reads it: the first layer's weights with normalisers, and what rows and columns add to its sums."""
+    """φ as `apply` reads it: the first layer's weights, normalisers, and what rows and columns add to its sums."""
 
-    w0: Any  # [G, F, N]
+    w0: Any  # [G, F, N], each tensor's with its normalisers or, with `scales`, without
     by_a: Any  # [G·L, A, N], the bias and time included
     by_b: Any  # [G·L, B, N]
     w1: Any
     b1: Any
     w2: Any  # [2, N]
     b2: Any
+    scales: Any  # [G, F] or None: normalisers that features are multiplied with
 
 
 class Change(NamedTuple):

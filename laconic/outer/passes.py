@@ -70,8 +70,9 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     counts = [G if len(stack.launches) == 1 else len(bigs) for bigs, _ in rows]
     by_tensor = [jnp.sum(x.reshape(n, -1, x.shape[1]), axis=1) for n, x in zip(counts, sums, strict=True)]
     sizes = jnp.asarray([t.split.size for t in tensors], jnp.float32)
-    layers = _fold(phi, stack, split, split.total(jnp.concatenate(by_tensor)) / sizes[:, None])
-    if tuning.precision == "fp16":
+    moments = split.total(jnp.concatenate(by_tensor)) / sizes[:, None]
+    layers = _fold(phi, stack, split, moments, into_weights=tuning.precision != "half")
+    if tuning.precision in ("fp16", "half"):
         inputs = phi.theta["w0"][: -len(TIMESCALES)]
         largest = largest_sums(inputs, phi.bias, max(t.split.size for t in tensors))
         layers = within_float16(layers, largest)
@@ -109,8 +110,8 @@ def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
     return (of_rows, of_cols) if wide else (of_cols, of_rows)
 
 
-def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array) -> Layers:
-    """The first layer with every normaliser in its weights, and the rows' and columns' features already through it."""
+def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weights: bool) -> Layers:
+    """The first layer with normalisers in its weights or beside them; rows' and columns' features are through it."""
     theta, (G, F) = phi.theta, moments_GF.shape
     n = F - (21 if stack.geometry.diagonal else 15)
     cuts = [n, n + 12, n + 15, n + 18, n + 21, n + 24, n + 27]
@@ -118,9 +119,10 @@ def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array) -> Layers
     own = [deltas, parameter, momenta]
     if stack.geometry.diagonal:  # of a vector, row and column accumulators are the same numbers
         own += [row + col, rsqrt_row + rsqrt_col]
-    w0 = normaliser(moments_GF)[:, :, None] * jnp.concatenate(own)[None]
+    scales = normaliser(moments_GF)
+    w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * jnp.concatenate(own)[None]
     w0 = jnp.pad(w0, ((0, 0), (0, max(16, pl.next_power_of_2(F)) - F), (0, 0)))
-    rest = theta["w1"], theta["b1"], theta["w2"].T, theta["b2"]
+    rest = theta["w1"], theta["b1"], theta["w2"].T, theta["b2"], None if into_weights else scales
     bias = phi.bias.reshape(1, 1, -1)
     if stack.geometry.diagonal:
         return Layers(w0, jnp.broadcast_to(bias, (G, 1, bias.shape[2])), None, *rest)

@@ -10,7 +10,8 @@
 | bf16    | one bfloat16 product, 8 bits                | 2⁻⁸ |
 
 Sums are float32 in all of them. In a step at precision "fp16" only the second layer is multiplied so, kept in range by
-`outer/reach.py`: features reach over more powers of ten than float16 does, and the first layer is that of bf16x3.
+`outer/reach.py`: features reach over more powers of ten than float16 does, and the first layer is that of bf16x3. At
+precision "half" both are, of features that have been normalised before.
 """
 
 from collections.abc import Callable
@@ -26,14 +27,15 @@ _PRESETS = {
 }
 # Bits of exponent and mantissa that are stored.
 _BITS = {"tf32x3": (8, 10), "bf16x3": (8, 7), "tf32": (8, 10), "fp16": (5, 10), "bf16": (8, 7)}
-PRECISIONS = ("float32", "tf32x3", "bf16x3", "tf32", "fp16", "bf16")
+PRECISIONS = ("float32", "tf32x3", "bf16x3", "tf32", "fp16", "half", "bf16")
+_LAYERS = {"fp16": ("bf16x3", "fp16"), "half": ("fp16", "fp16")}
 Product = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def products(precision: str, interpret: bool) -> tuple[Product, Product]:
     """The two hidden layers' products of a step at that precision."""
-    second = product(precision, interpret)
-    return product("bf16x3", interpret) if precision == "fp16" else second, second
+    first, second = _LAYERS.get(precision, (precision, precision))
+    return product(first, interpret), product(second, interpret)
 
 
 def product(precision: str, interpret: bool) -> Product:

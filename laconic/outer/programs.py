@@ -94,10 +94,13 @@ def _apply(
     w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
     # The columns' share of the first layer stays in registers while the program goes down its rows.
     by_b = None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
+    scales = None if phi.scales is None else [phi.scales[tensor, f] for f in range(phi.scales.shape[1])]
     last = [phi.w2[out, :] for out in (0, 1)] if tuning.hold else []
 
     def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
         features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
+        if scales is not None:
+            features = [x * scale for x, scale in zip(features, scales, strict=True)]
         by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
         h = jnp.broadcast_to(by_a, tile) if by_b is None else by_b + by_a
         if tuning.first == "dot":

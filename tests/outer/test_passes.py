@@ -77,6 +77,7 @@ def test_tensors_that_share_launches_step_as_they_do_alone(monkeypatch):
         ("bf16x3", "dot", 3e-7, 2e-5),
         ("tf32", "fma", 1e-5, 1e-3),
         ("fp16", "dot", 1e-5, 1e-3),
+        ("half", "dot", 1e-5, 1e-3),
         ("bf16", "dot", 1e-4, 8e-3),
     ],
 )
@@ -89,13 +90,14 @@ def test_every_precision_has_its_own_error(precision, first, least, most):
     assert least <= error <= most
 
 
-def test_float16_holds_weights_of_any_size():
+@pytest.mark.parametrize("precision", ["fp16", "half"])
+def test_float16_holds_weights_of_any_size(precision):
     """ReLUs let factors through, so that φ with other factors in each layer is the same function: the same bits here.
 
     With them the first layer's sums are about 10⁷ and the second's weights 10⁶, both beyond float16.
     """
     case = Case(LOPT_A, {"wide": (7, 40), "vector": (6,)}, seed=325)
-    run = run_of(LOPT_A, tuning=CUT._replace(precision="fp16"))
+    run = run_of(LOPT_A, tuning=CUT._replace(precision=precision))
     powers = {"w0": 24, "b0": 24, "w1": 20, "b1": 44, "w2": -44}
     scaled = {name: x * np.float32(2.0 ** powers.get(name, 0)) for name, x in case.theta.items()}
     one, other = (run(theta, case.params, case.init(), *case.at(0))[1] for theta in (case.theta, scaled))
@@ -159,10 +161,10 @@ OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, togeth
     ("spec", "tuning", "launches"),
     [  # two large ones, the kernel; both vectors together
         (LOPT_A, OTHER, [3, 4, 4]),
-        (LOPT_A, Tuning(precision="fp16", rows=32), [2, 3, 3]),
+        (LOPT_A, Tuning(precision="half", rows=32), [2, 3, 3]),
         (LAGG_A[8], Tuning(), [2, 3, 3]),
     ],
-    ids=["lopt-a", "fp16", "lagg-a"],
+    ids=["lopt-a", "half", "lagg-a"],
 )
 def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning, launches):
     shapes = {"large": (300, 520), "again": (300, 520), "kernel": (3, 3, 64, 32), "vector": (768,), "bias": (700,)}
