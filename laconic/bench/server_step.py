@@ -22,13 +22,17 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "lanes": (64, 128, 256),
     "warps": (4, 8),
     "rows": (4, 8, 16, 32),
+    "together": (1, 2, 4, 8),
+    "programs": (300, 600, 1200, 2400),
     "ahead": (0, 1),
+    "hold": (0, 1),
     "stages": (1, 2),
     "sum_lanes": (256, 512, 1024),
     "sum_rows": (4, 16, 64),
+    "sum_programs": (300, 600, 1200),
     "sum_warps": (4, 8),
 }
-TUNED_ON = [(3072, 3072)] * 4
+TUNED_ON = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 5  # of a transformer: no tensor fills a large GPU
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,9 @@ class ServerStepConfig:
     tuning: Tuning = field(default_factory=Tuning)
     """How the kernels of `passes` are cut, and their precision."""
     tune: bool = False
-    """First find the fastest cut for this GPU on 38 M parameters, knob by knob, and measure with it."""
+    """First find the fastest cut for this GPU on 35 M parameters, knob by knob, and measure with it."""
     precisions: tuple[str, ...] = ()
-    """Measure `passes` at these precisions too, for example: --precisions tf32 tf32x3."""
+    """Measure `passes` at these precisions too, for example: --precisions fp16 tf32."""
     repeats: int = 5
     """Timings of each; the median counts."""
     inner: int | None = None

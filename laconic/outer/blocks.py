@@ -27,7 +27,10 @@ class Geometry(NamedTuple):
 
 
 class Big(NamedTuple):
-    """What has a value for every parameter, of one tensor or of several laid one after another along L₀."""
+    """What has a value for every parameter, of one tensor or of several laid one after another along L₀.
+
+    The kernels see the four axes as one.
+    """
 
     deltas: Any  # [n, L₀, A, L₁, B]
     mean: Any  # [L₀, A, L₁, B]; None if it is the only delta
@@ -49,15 +52,16 @@ class Small(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """φ as `apply` reads it: the first layer's weights with normalisers, and what rows and columns add to its sums."""
+    """φ as `apply` reads it: the first layer's weights, normalisers, and what rows and columns add to its sums."""
 
-    w0: Any  # [G, F, N]
+    w0: Any  # [G, F, N], each tensor's with its normalisers or, with `scales`, without
     by_a: Any  # [G·L, A, N], the bias and time included
     by_b: Any  # [G·L, B, N]
     w1: Any
     b1: Any
     w2: Any  # [2, N]
     b2: Any
+    scales: Any  # [G, F] or None: normalisers that features are multiplied with
 
 
 class Change(NamedTuple):
@@ -83,13 +87,23 @@ class Cut(NamedTuple):
         """Rows among the lanes."""
         return self.lanes // self.width
 
+    def even(self, geometry: Geometry) -> bool:
+        """Whether the programs cover a layer and nothing outside it."""
+        return self.across * self.width == geometry.B and self.down * self.rows * self.tall == geometry.A
+
     @classmethod
-    def of(cls, geometry: Geometry, lanes: int, rows: int) -> "Cut":
-        """Lanes along B as far as it goes, and no more rows than there are."""
+    def of(cls, geometry: Geometry, lanes: int, rows: int, layers: int = 1, programs: int = 1) -> "Cut":
+        """Lanes along B as far as it goes; of the rows no more than there are, nor than leave `programs` to launch.
+
+        A GPU that runs a few hundred programs at once waits for the last of them: with few, that wait is most of the
+        time. Two rows are the least, because what a program reads once it reads for all of its rows.
+        """
         width = min(lanes, max(16, pl.next_power_of_2(geometry.B)))
-        tall = lanes // width
+        tall, across = lanes // width, pl.cdiv(geometry.B, width)
         rows = min(rows, pl.next_power_of_2(pl.cdiv(geometry.A, tall)))
-        return cls(lanes, width, rows, pl.cdiv(geometry.A, tall * rows), pl.cdiv(geometry.B, width))
+        while rows > 2 and layers * across * pl.cdiv(geometry.A, tall * rows) < programs:
+            rows //= 2
+        return cls(lanes, width, rows, pl.cdiv(geometry.A, tall * rows), across)
 
 
 class Place(NamedTuple):
@@ -108,7 +122,7 @@ class Lanes(NamedTuple):
     place: Place
     columns: jax.Array  # [lanes]
     row: jax.Array | None  # [lanes]: how far below the first, if they go over several rows
-    length: Any  # of the rows
+    length: Any  # of a padded vector, else None
     rates: list[jax.Array]
     here: list[jax.Array]
     factors_b: list[jax.Array]

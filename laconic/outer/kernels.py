@@ -6,7 +6,8 @@
 
 Per parameter that is 1 + 6 + 11 numbers moved for LOpt-A, and for LAgg-A K more in each of the last two. Accumulators
 are updated twice, in registers, and written once, in the pass that has arithmetic to hide it behind. Each program
-writes its own sums and they are added up afterwards, so the same bits come out twice.
+writes its own sums and they are added up afterwards, so the same bits come out twice. A launch takes the arrays of one
+tensor, or of several of one shape where they lie: a program's number says which of them it works on.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,24 +30,31 @@ FIRST = ("dot", "fma")
 class Tuning(NamedTuple):
     """How the kernels are cut, and how `apply` multiplies; what is fastest depends on the GPU.
 
-    lanes, rows:   parameters a program of `apply` works on at a time, and how often it goes on to the next rows
+    lanes, rows:   parameters a program of `apply` works on at a time, and how often at most it goes on to the next rows
+    together:      how many tensors of one shape share a launch at most; each makes the code, and compiling, longer
+    programs:      rows are halved until a launch has as many programs, because the GPU waits for the last of them
     warps, stages: Triton's, of `apply`
     precision:     of the two hidden layers' products, one of `PRECISIONS`
     first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones
     ahead:         1 to read a row while the one before it is worked on, at the price of registers, else 0
+    hold:          1 to keep the last layer's weights in registers from row to row, 0 to read them again for each
     sum_*:         the same of the two passes that only add up
     interpret:     run by Pallas's interpreter, on any device and slowly
     """
 
     lanes: int = 128
     rows: int = 8
+    together: int = 4
+    programs: int = 1200
     warps: int = 4
     stages: int = 1
     precision: str = "bf16x3"
     first: str = "dot"
     ahead: int = 1
+    hold: int = 0
     sum_lanes: int = 512
     sum_rows: int = 16
+    sum_programs: int = 600
     sum_warps: int = 4
     interpret: bool = False
 
@@ -56,8 +64,12 @@ class Tuning(NamedTuple):
             raise unknown("precision", self.precision, PRECISIONS)
         if self.first not in FIRST:
             raise unknown("first layer", self.first, FIRST)
-        if self.ahead not in (0, 1):
-            raise LaconicError(f"ahead must be 0 or 1, got {self.ahead}.")
+        for name, value in {"ahead": self.ahead, "hold": self.hold}.items():
+            if value not in (0, 1):
+                raise LaconicError(f"{name} must be 0 or 1, got {value}.")
+        for name, value in {n: getattr(self, n) for n in ("together", "programs", "sum_programs")}.items():
+            if value < 1:
+                raise LaconicError(f"{name} must be at least 1, got {value}.")
         sizes = {n: getattr(self, n) for n in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps")}
         for name, value in sizes.items():
             least = 16 if name.endswith("lanes") else 1
@@ -66,41 +78,66 @@ class Tuning(NamedTuple):
         return self
 
 
-def squares(geometry: Geometry, mean: jax.Array, tuning: Tuning) -> tuple[jax.Array, jax.Array]:
+def squares(geometry: Geometry, means: Sequence[jax.Array], tuning: Tuning) -> tuple[jax.Array, jax.Array]:
     """Σ Δ² over blocks of columns [layers, A, blocks] and over blocks of rows [layers, blocks, B]."""
-    cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), mean.shape[0] * geometry.L1
+    layers = len(means) * means[0].shape[0] * geometry.L1
+    means = [mean.reshape(-1) for mean in means]
+    cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     outs = [_f32(layers, geometry.A, cut.across), _f32(layers, cut.down, geometry.B)]
     kernel = _bound(programs.squares, geometry, cut)
-    by_row, by_column = _call("squares", kernel, cut, layers, [mean], outs, tuning, tuning.sum_warps)
+    by_row, by_column = _call("squares", kernel, cut, layers, means, outs, tuning, tuning.sum_warps)
     return by_row, by_column
 
 
-def moments(geometry: Geometry, big: Big, small: Small, fill_mean: bool, tuning: Tuning) -> jax.Array:
+def moments(geometry: Geometry, bigs: Sequence[Big], small: Small, fill_mean: bool, tuning: Tuning) -> jax.Array:
     """Σ x² of the features that differ from parameter to parameter, a row for each program [programs, F].
 
     A tensor's programs lie together, so that with G tensors [G, programs/G, F] is the same.
     """
-    cut, layers = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows), big.param.shape[0] * geometry.L1
-    count = big.deltas.shape[0] + (21 if geometry.diagonal else 15)
-    arrays, named = _listed(small, big)
+    layers = len(bigs) * bigs[0].param.shape[0] * geometry.L1
+    cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
+    count = bigs[0].deltas.shape[0] + (21 if geometry.diagonal else 15)
+    arrays, named = _listed(small, *map(_flat, bigs))
     kernel = _bound(programs.moments, geometry, cut, named, fill_mean)
     outs = [_f32(layers * cut.down * cut.across, count)]
     return _call("moments", kernel, cut, layers, arrays, outs, tuning, tuning.sum_warps)[0]
 
 
 def apply(
-    geometry: Geometry, big: Big, small: Small, phi: Layers, fill_mean: bool, change: Change, tuning: Tuning
-) -> Big:
+    geometry: Geometry,
+    bigs: Sequence[Big],
+    small: Small,
+    phi: Layers,
+    fill_mean: bool,
+    change: Change,
+    tuning: Tuning,
+) -> list[Big]:
     """The tensors after the step: parameters (or their change) and accumulators, over the old ones."""
-    cut, layers = Cut.of(geometry, tuning.lanes, tuning.rows), big.param.shape[0] * geometry.L1
-    arrays, named = _listed(small, phi, big)
-    written = [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
+    layers = len(bigs) * bigs[0].param.shape[0] * geometry.L1
+    cut = Cut.of(geometry, tuning.lanes, tuning.rows, layers, tuning.programs)
+    flat, olds = [_flat(big) for big in bigs], [x for big in bigs for x in _written(big)]
+    arrays, named = _listed(small, phi, *flat)
+    each, written = len(olds) // len(bigs), [x for big in flat for x in _written(big)]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
-    aliases = {position: i for i, position in enumerate(positions) if i > 0 or change.in_place}
+    aliases = {position: i for i, position in enumerate(positions) if i % each > 0 or change.in_place}
     kernel = _bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
-    param, m, v, *diagonal = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
-    return big._replace(param=param, m=m, v=v, diagonal=diagonal[0] if diagonal else None)
+    new = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
+    shaped = [x.reshape(old.shape) for x, old in zip(new, olds, strict=True)]
+    return [_renewed(big, *shaped[each * g :][:each]) for g, big in enumerate(bigs)]
+
+
+def _flat(big: Big) -> Big:
+    """Each array's last four axes as one."""
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:-4], -1), big)
+
+
+def _written(big: Big) -> list[jax.Array]:
+    return [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
+
+
+def _renewed(big: Big, param: jax.Array, m: jax.Array, v: jax.Array, diagonal: jax.Array | None = None) -> Big:
+    return big._replace(param=param, m=m, v=v, diagonal=diagonal)
 
 
 def _f32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -4,19 +4,21 @@ Between the passes only vectors and sums are computed, once for all tensors of a
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from laconic.architecture import LAMBDA
+from laconic.architecture import LAMBDA, TIMESCALES
 from laconic.outer import kernels
 from laconic.outer.blocks import Change, Layers, Small
 from laconic.outer.features import Ada, normaliser, safe_rsqrt
 from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
 from laconic.outer.products import can_multiply
+from laconic.outer.reach import largest_sums, within_float16
 from laconic.outer.stacks import Stack, Tensor, gather, scatter
 
 REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of a tensor lie in one array
@@ -61,22 +63,36 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     if not stack.geometry.diagonal:
         stack = _accumulate(stack, split, phi.rates, tuning)
         factors = _factors(stack, split)
-    firsts = [jnp.full(1, g, jnp.int32) for g in range(len(stack.launches))]
+    groups = _groups(stack.launches, tuning.together)
+    firsts = [jnp.full(1, first, jnp.int32) for first, _ in groups]
     smalls = [Small(first, phi.rates, phi.here, stack.lengths, *factors) for first in firsts]
-    rows = list(zip(stack.launches, smalls, strict=True))
-    sums = [kernels.moments(stack.geometry, big, small, phi.fill_mean, tuning) for big, small in rows]
-    by_tensor = [jnp.sum(x.reshape(G // len(sums), -1, x.shape[1]), axis=1) for x in sums]
+    rows = [(bigs, small) for (_, bigs), small in zip(groups, smalls, strict=True)]
+    sums = [kernels.moments(stack.geometry, bigs, small, phi.fill_mean, tuning) for bigs, small in rows]
+    counts = [G if len(stack.launches) == 1 else len(bigs) for bigs, _ in rows]
+    by_tensor = [jnp.sum(x.reshape(n, -1, x.shape[1]), axis=1) for n, x in zip(counts, sums, strict=True)]
     sizes = jnp.asarray([t.split.size for t in tensors], jnp.float32)
-    layers = _fold(phi, stack, split, split.total(jnp.concatenate(by_tensor)) / sizes[:, None])
+    moments = split.total(jnp.concatenate(by_tensor)) / sizes[:, None]
+    layers = _fold(phi, stack, split, moments, into_weights=tuning.precision != "half")
+    if tuning.precision in ("fp16", "half"):
+        inputs = phi.theta["w0"][: -len(TIMESCALES)]
+        largest = largest_sums(inputs, phi.bias, max(t.split.size for t in tensors))
+        layers = within_float16(layers, largest)
     change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
-    done = [kernels.apply(stack.geometry, big, small, layers, phi.fill_mean, change, tuning) for big, small in rows]
-    return scatter(tensors, stack, done)
+    done = [kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning) for bigs, small in rows]
+    return scatter(tensors, stack, [big for bigs in done for big in bigs])
+
+
+def _groups(launches: Sequence[Any], together: int) -> list[tuple[int, Sequence[Any]]]:
+    """As few groups of up to `together` as there can be, nearly alike in size, each with its first one's number."""
+    count = -(-len(launches) // together)
+    begins = [len(launches) * g // count for g in range(count + 1)]
+    return [(begin, launches[begin:end]) for begin, end in pairwise(begins)]
 
 
 def _accumulate(stack: Stack, split: Split, rates: jax.Array, tuning: Tuning) -> Stack:
     """Row and column accumulators after this round, from a pass over the mean Δ."""
     means = [big.deltas[0] if big.mean is None else big.mean for big in stack.launches]
-    sums = [kernels.squares(stack.geometry, mean, tuning) for mean in means]
+    sums = [kernels.squares(stack.geometry, group, tuning) for _, group in _groups(means, tuning.together)]
     over_b = jnp.concatenate([jnp.sum(by_row, axis=2) for by_row, _ in sums]) / stack.geometry.B  # runs along A
     over_a = jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / stack.geometry.A
     axis_a, axis_b = stack.layout.axes
@@ -95,8 +111,8 @@ def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
     return (of_rows, of_cols) if wide else (of_cols, of_rows)
 
 
-def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array) -> Layers:
-    """The first layer with every normaliser in its weights, and the rows' and columns' features already through it."""
+def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weights: bool) -> Layers:
+    """The first layer with normalisers in its weights or beside them; rows' and columns' features are through it."""
     theta, (G, F) = phi.theta, moments_GF.shape
     n = F - (21 if stack.geometry.diagonal else 15)
     cuts = [n, n + 12, n + 15, n + 18, n + 21, n + 24, n + 27]
@@ -104,9 +120,10 @@ def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array) -> Layers
     own = [deltas, parameter, momenta]
     if stack.geometry.diagonal:  # of a vector, row and column accumulators are the same numbers
         own += [row + col, rsqrt_row + rsqrt_col]
-    w0 = normaliser(moments_GF)[:, :, None] * jnp.concatenate(own)[None]
+    scales = normaliser(moments_GF)
+    w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * jnp.concatenate(own)[None]
     w0 = jnp.pad(w0, ((0, 0), (0, max(16, pl.next_power_of_2(F)) - F), (0, 0)))
-    rest = theta["w1"], theta["b1"], theta["w2"].T, theta["b2"]
+    rest = theta["w1"], theta["b1"], theta["w2"].T, theta["b2"], None if into_weights else scales
     bias = phi.bias.reshape(1, 1, -1)
     if stack.geometry.diagonal:
         return Layers(w0, jnp.broadcast_to(bias, (G, 1, bias.shape[2])), None, *rest)

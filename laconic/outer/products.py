@@ -6,9 +6,12 @@
 | tf32x3  | three TF32 products, 2 × 11 bits a factor   | 2⁻²² |
 | bf16x3  | three bfloat16 products, 2 × 8 bits         | 2⁻¹⁶ |
 | tf32    | one TF32 product, 11 bits                   | 2⁻¹¹ |
+| fp16    | one float16 product, 11 bits, small range   | 2⁻¹¹ |
 | bf16    | one bfloat16 product, 8 bits                | 2⁻⁸ |
 
-Sums are float32 in all of them.
+Sums are float32 in all of them. In a step at precision "fp16" only the second layer is multiplied so, kept in range by
+`outer/reach.py`: features reach over more powers of ten than float16 does, and the first layer is that of bf16x3. At
+precision "half" both are, of features that have been normalised before.
 """
 
 from collections.abc import Callable
@@ -22,8 +25,11 @@ _PRESETS = {
     "tf32x3": DotAlgorithmPreset.TF32_TF32_F32_X3,
     "tf32": DotAlgorithmPreset.TF32_TF32_F32,
 }
-_MANTISSA = {"tf32x3": 10, "bf16x3": 7, "tf32": 10, "bf16": 7}  # bits that are stored
-PRECISIONS = ("float32", "tf32x3", "bf16x3", "tf32", "bf16")
+# Bits of exponent and mantissa that are stored.
+_BITS = {"tf32x3": (8, 10), "bf16x3": (8, 7), "tf32": (8, 10), "fp16": (5, 10), "bf16": (8, 7)}
+PRECISIONS = ("float32", "tf32x3", "bf16x3", "tf32", "fp16", "half", "bf16")
+_LAYERS = {"fp16": ("bf16x3", "fp16"), "half": ("fp16", "fp16")}
+Product = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def can_multiply(width: int) -> bool:
@@ -31,15 +37,21 @@ def can_multiply(width: int) -> bool:
     return width >= 16 and width & (width - 1) == 0
 
 
-def product(precision: str, interpret: bool) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+def products(precision: str, interpret: bool) -> tuple[Product, Product]:
+    """The two hidden layers' products of a step at that precision."""
+    first, second = _LAYERS.get(precision, (precision, precision))
+    return product(first, interpret), product(second, interpret)
+
+
+def product(precision: str, interpret: bool) -> Product:
     """(acc [P, N], x [P, F], w [F, N]) → acc + x·w, all float32; Triton adds inside the product if acc comes first."""
     if interpret:
         return lambda acc, x, w: acc + _imitated(precision, x, w)
     if precision in _PRESETS:
         return lambda acc, x, w: acc + jnp.dot(x, w, precision=_PRESETS[precision])
-    half = lambda x: x.astype(jnp.bfloat16)
+    half = lambda x: x.astype(jnp.float16 if precision == "fp16" else jnp.bfloat16)
     add = lambda acc, x, w: acc + jnp.dot(x, w, preferred_element_type=jnp.float32)
-    if precision == "bf16":
+    if precision in ("bf16", "fp16"):
         return lambda acc, x, w: add(acc, half(x), half(w))
 
     def in_three(acc: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -62,7 +74,7 @@ def _imitated(precision: str, x: jax.Array, w: jax.Array) -> jax.Array:
     dot = lambda x, w: jnp.dot(x, w, precision=jax.lax.Precision.HIGHEST)
     if precision == "float32":
         return dot(x, w)
-    high = lambda x: jax.lax.reduce_precision(x, 8, _MANTISSA[precision])
+    high = lambda x: jax.lax.reduce_precision(x, *_BITS[precision])
     if not precision.endswith("x3"):
         return dot(high(x), high(w))
     x_high, w_high = _cut(x) if precision == "bf16x3" else high(x), high(w)

@@ -3,7 +3,7 @@
 A program works on `lanes` parameters at a time and goes on down its rows. Letters as in `outer/blocks.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,93 +12,146 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Place, Row, Small
-from laconic.outer.products import product
+from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Layers, Place, Row, Small
+from laconic.outer.products import products
 
 
-def squares(geometry: Geometry, cut: Cut, mean: Any, by_row: Any, by_column: Any) -> None:
+def squares(geometry: Geometry, cut: Cut, *refs: Any) -> None:
     """Σ Δ² of a block: over its columns [layers, A, across] and over its rows [layers, down, B]."""
-    place = _place(geometry, cut, None)
+    *means, by_row, by_column = refs
+    layers = by_row.shape[0] // len(means)
+    _each(cut, layers, means, lambda g, own, mean: _squares(geometry, cut, own, g * layers, mean, by_row, by_column))
+
+
+def _squares(geometry: Geometry, cut: Cut, own: Any, begin: int, mean: Any, by_row: Any, by_column: Any) -> None:
+    place = _place(geometry, cut, own, 0)
     rows = place.down * cut.rows * cut.tall + jnp.arange(cut.rows * cut.tall)
     columns = place.across * cut.width + jnp.arange(cut.width)
-    live = (rows < geometry.A)[:, None] & (columns < geometry.B)[None, :]
-    l0, l1 = _split(place.layer, geometry.L1)
-    delta = triton.load(mean.at[l0, rows[:, None], l1, columns[None, :]], mask=live, other=0.0).astype(jnp.float32)
+    above, left = (None, None) if cut.even(geometry) else (rows < geometry.A, columns < geometry.B)
+    live = None if above is None or left is None else above[:, None] & left[None, :]
+    delta = _load(mean.at[_offsets(geometry, place.layer, rows[:, None], columns[None, :])], live).astype(jnp.float32)
     square = delta * delta
-    triton.store(by_row.at[place.layer, rows, place.across], jnp.sum(square, axis=1), mask=rows < geometry.A)
-    triton.store(by_column.at[place.layer, place.down, columns], jnp.sum(square, axis=0), mask=columns < geometry.B)
+    triton.store(by_row.at[begin + place.layer, rows, place.across], jnp.sum(square, axis=1), mask=above)
+    triton.store(by_column.at[begin + place.layer, place.down, columns], jnp.sum(square, axis=0), mask=left)
 
 
 def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: Any) -> None:
     """Σ x² of every feature that differs from parameter to parameter, over this program's block [programs, F]."""
     *ins, out = refs
-    small, big = named(ins)
-    lanes, count = _lanes(geometry, cut, small), out.shape[1]
+    small, *bigs = named(ins)
+    programs = out.shape[0] // len(bigs)
+
+    def run(g: int, own: Any, big: Big) -> None:
+        sums = _moments(geometry, cut, fill_mean, small, _lanes(geometry, cut, small, g, own), big, out.shape[1])
+        for f, total in enumerate(sums):
+            out[g * programs + own, f] = jnp.sum(total)
+
+    _each(cut, bigs[0].param.shape[0] // (geometry.A * geometry.B), bigs, run)
+
+
+def _moments(
+    geometry: Geometry, cut: Cut, fill_mean: bool, small: Small, lanes: Lanes, big: Big, count: int
+) -> tuple[jax.Array, ...]:
 
     def body(i: Any, sums: tuple[jax.Array, ...], row: Row) -> tuple[jax.Array, ...]:
         features, _ = _features(geometry, lanes, fill_mean, row)
-        live = _live(geometry, lanes, _index(cut, lanes, i))
-        return tuple(s + jnp.where(live, x * x, 0.0) for s, x in zip(sums, features, strict=True))
+        live = _live(geometry, cut, lanes, _index(cut, lanes, i))
+        own = lambda square: square if live is None else jnp.where(live, square, 0.0)
+        return tuple(s + own(x * x) for s, x in zip(sums, features, strict=True))
 
     read = partial(_read, geometry, cut, big, small, lanes, None)
-    sums = _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
-    for f, total in enumerate(sums):
-        out[pl.program_id(0), f] = jnp.sum(total)
+    return _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
 
 
 def apply(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Change, tuning: Any, *refs: Any) -> None:
     """Features again, the MLP, and everything that has a new value; `tuning` as the kernel is launched with."""
-    outs = 4 if geometry.diagonal else 3
-    small, phi, big = named(refs[:-outs])
-    new_param, new_m, new_v, *new_diagonal = refs[-outs:]
-    lanes, dot = _lanes(geometry, cut, small), product(tuning.precision, tuning.interpret)
+    outs, count = 4 if geometry.diagonal else 3, len(named.kinds) - 2
+    small, phi, *bigs = named(refs[: -outs * count])
+    new = [refs[len(refs) - outs * (count - g) :][:outs] for g in range(count)]
+
+    def run(g: int, own: Any, big: Big) -> None:
+        lanes = _lanes(geometry, cut, small, g, own)
+        _apply(geometry, cut, fill_mean, change, tuning, small, phi, lanes, big, new[g])
+
+    _each(cut, bigs[0].param.shape[0] // (geometry.A * geometry.B), bigs, run)
+
+
+def _apply(
+    geometry: Geometry,
+    cut: Cut,
+    fill_mean: bool,
+    change: Change,
+    tuning: Any,
+    small: Small,
+    phi: Layers,
+    lanes: Lanes,
+    big: Big,
+    new: Sequence[Any],
+) -> None:
+    new_param, new_m, new_v, *new_diagonal = new
+    dot_first, dot_second = products(tuning.precision, tuning.interpret)
     tensor, tile = lanes.place.tensor, (cut.lanes, phi.b1.shape[0])
     w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
     # The columns' share of the first layer stays in registers while the program goes down its rows.
     by_b = None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
+    scales = None if phi.scales is None else [phi.scales[tensor, f] for f in range(phi.scales.shape[1])]
+    last = [phi.w2[out, :] for out in (0, 1)] if tuning.hold else []
 
     def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
         features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
+        if scales is not None:
+            features = [x * scale for x, scale in zip(features, scales, strict=True)]
         by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
         h = jnp.broadcast_to(by_a, tile) if by_b is None else by_b + by_a
         if tuning.first == "dot":
-            h = dot(h, _joined(features, w0.shape[0]), w0)
+            h = dot_first(h, _joined(features, w0.shape[0]), w0)
         else:
             for f, x in enumerate(features):
                 h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
-        h = jnp.maximum(dot(second, jnp.maximum(h, 0.0), w1), 0.0)
-        direction, magnitude = (jnp.sum(h * phi.w2[out, :][None, :], axis=1) + phi.b2[out] for out in (0, 1))
+        h = jnp.maximum(dot_second(second, jnp.maximum(h, 0.0), w1), 0.0)
+        w2 = last or [phi.w2[out, :] for out in (0, 1)]
+        direction, magnitude = (jnp.sum(h * w2[out][None, :], axis=1) + phi.b2[out] for out in (0, 1))
         moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
-        write = partial(_write, geometry, lanes, _index(cut, lanes, i))
-        write(new_param, (), param - moved if change.in_place else -moved)
+        a = _index(cut, lanes, i)
+        live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)
+        write = lambda ref, x, *lead: triton.store(ref.at[(*lead, at)], x.astype(ref.dtype), mask=live)
+        write(new_param, param - moved if change.in_place else -moved)
         for c in range(3):
-            write(new_m, (c,), m_3[c])
+            write(new_m, m_3[c], c)
             if geometry.diagonal:
-                write(new_diagonal[0], (c,), diagonal[c])
-        write(new_v, (), v)
+                write(new_diagonal[0], diagonal[c], c)
+        write(new_v, v)
         return carry
 
     _down(cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ())
 
 
+def _each(cut: Cut, layers: int, tensors: Sequence[Any], run: Callable[[int, Any, Any], None]) -> None:
+    """Run the tensor that this program belongs to, with its number among that tensor's programs."""
+    tensor, own = _split(pl.program_id(0), layers * cut.down * cut.across)
+    if len(tensors) == 1:
+        run(0, own, tensors[0])
+    else:
+        jax.lax.switch(tensor, [partial(run, g, own, x) for g, x in enumerate(tensors)])
+
+
 def _down(rows: int, ahead: int, read: Any, body: Any, carry: Any) -> Any:
     """Go down the rows; with `ahead` each is read while the one before it is worked on."""
     if not ahead or rows == 1:
-        return jax.lax.fori_loop(0, rows, lambda i, carry: body(i, carry, read(i)), carry)
+        return jax.lax.fori_loop(0, rows, lambda i, carry: body(i, carry, read(i, None)), carry)
 
     def step(i: Any, both: Any) -> Any:
         row, carry = both
-        following = read(i + 1)
+        following = read(i + 1, i + 1 < rows)
         return following, body(i, carry, row)
 
-    return jax.lax.fori_loop(0, rows, step, (read(0), carry))[1]
+    return jax.lax.fori_loop(0, rows, step, (read(0, None), carry))[1]
 
 
-def _place(geometry: Geometry, cut: Cut, first: jax.Array | None) -> Place:
+def _place(geometry: Geometry, cut: Cut, program: jax.Array, begin: Any) -> Place:
     """Programs go through the columns first, then down the rows, then through the layers."""
-    block, across = _split(pl.program_id(0), cut.across)
+    block, across = _split(program, cut.across)
     layer, down = _split(block, cut.down)
-    begin = jnp.int32(0) if first is None else first
     own = jax.lax.div(layer, jnp.int32(geometry.L))
     return Place(layer, begin * geometry.L + layer, begin + own, down, across)
 
@@ -107,12 +160,12 @@ def _split(index: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
     return jax.lax.div(index, jnp.int32(by)), jax.lax.rem(index, jnp.int32(by))
 
 
-def _lanes(geometry: Geometry, cut: Cut, small: Small) -> Lanes:
-    place = _place(geometry, cut, small.first[0])
+def _lanes(geometry: Geometry, cut: Cut, small: Small, g: int, program: jax.Array) -> Lanes:
+    place = _place(geometry, cut, program, small.first[0] + g)
     lane = jnp.arange(cut.lanes)
     row, column = (None, lane) if cut.tall == 1 else _split(lane, cut.width)
     columns = place.across * cut.width + column
-    length = geometry.B if small.lengths is None else small.lengths[place.tensor]
+    length = None if small.lengths is None else small.lengths[place.tensor]
     here = [] if small.here is None else [small.here[k] for k in range(small.here.shape[0])]
     along = partial(_along, small.factors_b, place.of_all, columns, geometry.B)
     factors_b = [] if geometry.diagonal else [along(c) for c in range(3)]
@@ -125,18 +178,30 @@ def _index(cut: Cut, lanes: Lanes, i: Any) -> jax.Array:
     return begin if lanes.row is None else begin + lanes.row
 
 
-def _live(geometry: Geometry, lanes: Lanes, a: jax.Array) -> jax.Array:
-    """Which lanes are inside the tensor."""
-    return (lanes.columns < lanes.length) & (a < geometry.A)
+def _live(geometry: Geometry, cut: Cut, lanes: Lanes, a: jax.Array) -> jax.Array | None:
+    """Which lanes are inside the tensor; None if it is known that all are."""
+    if lanes.length is None and cut.even(geometry):
+        return None
+    return (lanes.columns < (geometry.B if lanes.length is None else lanes.length)) & (a < geometry.A)
 
 
-def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by_a: Any, i: Any) -> Row:
-    """Everything that step i needs from memory; past the program's last row nothing is read."""
+def _offsets(geometry: Geometry, layer: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Where parameters lie in [L₀, A, L₁, B]; every array of a tensor shares them."""
+    l0, l1 = _split(layer, geometry.L1)
+    return ((l0 * geometry.A + a) * geometry.L1 + l1) * geometry.B + b
+
+
+def _load(at: Any, live: jax.Array | None) -> jax.Array:
+    return triton.load(at) if live is None else triton.load(at, mask=live, other=0.0)
+
+
+def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by_a: Any, i: Any, inside: Any) -> Row:
+    """Everything that step i needs from memory; where that may be past the program's last row, `inside` says so."""
     a = _index(cut, lanes, i)
-    live = _live(geometry, lanes, a) & (i < cut.rows)
-    l0, l1 = _split(lanes.place.layer, geometry.L1)
-    at = (l0, a, l1, lanes.columns)
-    read = lambda ref, *lead: triton.load(ref.at[(*lead, *at)], mask=live, other=0.0)
+    live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)
+    if inside is not None:
+        live = jnp.broadcast_to(inside, lanes.columns.shape) if live is None else live & inside
+    read = lambda ref, *lead: _load(ref.at[(*lead, at)], live)
     deltas = [read(big.deltas, k) for k in range(big.deltas.shape[0])]
     mean = deltas[0] if big.mean is None else read(big.mean)
     m_3, diagonal = [read(big.m, c) for c in range(3)], []
@@ -203,9 +268,3 @@ def _joined(columns: Sequence[jax.Array], count: int) -> jax.Array:
         pairs = zip(parts[:half], parts[half:], strict=True)
         parts = [jnp.concatenate([x[..., None], y[..., None]], axis=-1) for x, y in pairs]
     return parts[0].reshape(columns[0].shape[0], count)
-
-
-def _write(geometry: Geometry, lanes: Lanes, a: jax.Array, ref: Any, lead: tuple[int, ...], x: jax.Array) -> None:
-    l0, l1 = _split(lanes.place.layer, geometry.L1)
-    at = ref.at[(*lead, l0, a, l1, lanes.columns)]
-    triton.store(at, x.astype(ref.dtype), mask=_live(geometry, lanes, a))

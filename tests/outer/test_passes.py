@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from laconic.outer import learned, passes, stacks
+from laconic.outer.blocks import Cut, Geometry
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
@@ -17,11 +18,11 @@ from tests.outer.cases import LOPT_A, Case, assert_accumulators, step
 from tests.outer.trees import QUICK, assert_close, float64
 
 # Blocks far smaller than the tensors, so that every kind of edge occurs: rows and columns that no block divides, lanes
-# over several rows, and tensors of several blocks.
-CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, interpret=True)
+# over several rows, and tensors of several blocks; and "even" ones that the blocks cover to the last lane.
+CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
 # Tall and wide, twice the same shape, kept axes before and between the factored ones and after them, single ones.
 SHAPES = {str(shape): shape for shape in [(20, 37), (37, 20), (2, 3, 4, 6), (24, 3, 8), (9, 5, 2), (7,), ()]}
-SHAPES |= {"again": (20, 37), "longer": (5,)}
+SHAPES |= {"again": (20, 37), "even": (8, 32), "longer": (5,)}
 FEW: dict[str, tuple[int, ...]] = {"wide": (7, 40), "kernel": (2, 5, 4), "vector": (6,)}
 LAGG_A = {K: LearnedOptimizer("lagg-a", K, time="paper" if K == 3 else "shifted") for K in (1, 3, 8)}
 
@@ -46,7 +47,7 @@ def test_the_passes_step_like_the_twin_on_every_kind_of_tensor():
 
 
 def test_the_passes_step_like_the_twin():
-    case = Case(LAGG_A[3], {"wide": (7, 40), "vector": (6,)}, seed=300)
+    case = Case(LAGG_A[3], {"wide": (7, 40), "even": (8, 32), "vector": (6,)}, seed=300)
     assert_rounds(case, 2, 2e-6, tuning=CUT._replace(precision="float32"))
 
 
@@ -55,6 +56,15 @@ def test_any_number_of_workers_and_large_tensors_where_they_are(K, monkeypatch):
     monkeypatch.setattr(stacks, "SMALL", 16)  # so that all but the vectors have launches of their own
     shapes = {"wide": (7, 40), "again": (7, 40), "long": (45,)}
     assert_rounds(Case(LAGG_A[K], shapes, seed=310), 2, 2e-5)
+
+
+def test_tensors_that_share_launches_step_as_they_do_alone(monkeypatch):
+    monkeypatch.setattr(stacks, "SMALL", 16)
+    case = Case(LOPT_A, {name: (5, 33) for name in "abc"}, seed=315)
+    ran = [run_of(LOPT_A, tuning=CUT._replace(together=n)) for n in (1, 2)]  # three launches; one of one, one of two
+    alone, shared = (jax.device_get(run(case.theta, case.params, case.init(), *case.at(0))) for run in ran)
+    jax.tree.map(np.testing.assert_array_equal, shared, alone)
+    assert_close(alone[1], case.twin()[0][1], 2e-5)
 
 
 # Errors of one product of two hidden layers, and as much again for the layer before it: bfloat16 in three parts keeps
@@ -66,6 +76,8 @@ def test_any_number_of_workers_and_large_tensors_where_they_are(K, monkeypatch):
         ("tf32x3", "dot", 0.0, 2e-6),
         ("bf16x3", "dot", 3e-7, 2e-5),
         ("tf32", "fma", 1e-5, 1e-3),
+        ("fp16", "dot", 1e-5, 1e-3),
+        ("half", "dot", 1e-5, 1e-3),
         ("bf16", "dot", 1e-4, 8e-3),
     ],
 )
@@ -76,6 +88,21 @@ def test_every_precision_has_its_own_error(precision, first, least, most):
     expected = case.twin()[0][1]["wide"]
     error = np.linalg.norm(np.asarray(updates["wide"], float) - expected) / np.linalg.norm(expected)
     assert least <= error <= most
+
+
+@pytest.mark.parametrize("precision", ["fp16", "half"])
+def test_float16_holds_weights_of_any_size(precision):
+    """ReLUs let factors through, so that φ with other factors in each layer is the same function: the same bits here.
+
+    With them the first layer's sums are about 10⁷ and the second's weights 10⁶, both beyond float16.
+    """
+    case = Case(LOPT_A, {"wide": (7, 40), "vector": (6,)}, seed=325)
+    run = run_of(LOPT_A, tuning=CUT._replace(precision=precision))
+    powers = {"w0": 24, "b0": 24, "w1": 20, "b1": 44, "w2": -44}
+    scaled = {name: x * np.float32(2.0 ** powers.get(name, 0)) for name, x in case.theta.items()}
+    one, other = (run(theta, case.params, case.init(), *case.at(0))[1] for theta in (case.theta, scaled))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert_close(other, case.twin()[0][1], 1e-3)
 
 
 def test_the_same_bits_twice_and_in_place_the_same_step():
@@ -127,11 +154,19 @@ def test_accumulators_in_bfloat16(path):
         assert_close(ada.row[0], twin.row["wide"][0], 1e-5)
 
 
-OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8)
+OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, together=1, hold=1)
 
 
-@pytest.mark.parametrize(("spec", "tuning"), [(LOPT_A, OTHER), (LAGG_A[8], Tuning())], ids=["lopt-a", "lagg-a"])
-def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning):
+@pytest.mark.parametrize(
+    ("spec", "tuning", "launches"),
+    [  # two large ones, the kernel; both vectors together
+        (LOPT_A, OTHER, [3, 4, 4]),
+        (LOPT_A, Tuning(precision="half", rows=32), [2, 3, 3]),
+        (LAGG_A[8], Tuning(), [2, 3, 3]),
+    ],
+    ids=["lopt-a", "half", "lagg-a"],
+)
+def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning, launches):
     shapes = {"large": (300, 520), "again": (300, 520), "kernel": (3, 3, 64, 32), "vector": (768,), "bias": (700,)}
     outer = spec(spec.init(jax.random.key(0)), path="passes", tuning=tuning)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
@@ -142,7 +177,7 @@ def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning):
     run = lambda p, s, d, w: outer.step(p, s, p, worker_deltas=d, weights=w)
     text = jax.jit(run).trace(params, state, deltas, weights).lower(lowering_platforms=("cuda",)).as_text()
     counts = [text.count(f'name = "learned_{name}"') for name in ("squares", "moments", "apply")]
-    assert counts == [3, 4, 4]  # two large ones alone, the kernel; and both vectors together
+    assert counts == launches
 
 
 def test_two_models_in_a_vmap():
@@ -182,6 +217,22 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
         choose("passes", LAGG_A[8], passes.REACH // 8)
 
 
+def test_blocks_that_cover_a_tensor_to_the_last_lane_are_known():
+    for shape, even in {(8, 32): True, (9, 32): False, (8, 33): False, (2, 64): True}.items():
+        geometry = Geometry(1, shape[0], 1, shape[1])
+        assert Cut.of(geometry, CUT.lanes, CUT.rows).even(geometry) == even
+
+
+def test_rows_are_cut_until_there_are_enough_programs():
+    square = Geometry(1, 768, 1, 768)
+    assert Cut.of(square, 128, 32) == Cut(lanes=128, width=128, rows=32, down=24, across=6)
+    assert Cut.of(square, 128, 32, programs=1000) == Cut(128, 128, rows=4, down=192, across=6)
+    assert Cut.of(square, 128, 32, layers=12, programs=1000) == Cut(128, 128, rows=32, down=24, across=6)
+    assert Cut.of(square, 128, 32, programs=10**6).rows == 2
+    assert Cut.of(square, 128, 1, programs=10**6).rows == 1
+    assert Cut.of(Geometry(1, 1, 1, 5, diagonal=True), 128, 32) == Cut(128, width=16, rows=1, down=1, across=1)
+
+
 def test_bad_tunings_are_refused(raises_clearly):
     with raises_clearly("'fp8'", "tf32"):
         Tuning(precision="fp8").check()
@@ -189,5 +240,9 @@ def test_bad_tunings_are_refused(raises_clearly):
         Tuning(first="both").check()
     with raises_clearly("lanes", "48"):
         Tuning(lanes=48).check()
+    with raises_clearly("together", "0"):
+        Tuning(together=0).check()
+    with raises_clearly("programs", "0"):
+        Tuning(programs=0).check()
     with raises_clearly("ahead", "2"):
         Tuning(ahead=2).check()
