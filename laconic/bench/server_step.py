@@ -22,14 +22,14 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "lanes": (64, 128, 256),
     "warps": (4, 8),
     "rows": (4, 8, 16, 32),
-    "together": (1, 2, 4, 8),
-    "programs": (300, 600, 1200, 2400),
+    "together": (1, 4),
+    "programs": (600, 1200, 2400),
     "ahead": (0, 1),
     "hold": (0, 1),
     "stages": (1, 2),
     "sum_lanes": (256, 512, 1024),
     "sum_rows": (4, 16, 64),
-    "sum_programs": (300, 600, 1200),
+    "sum_programs": (600, 1200),
     "sum_warps": (4, 8),
 }
 TUNED_ON = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 5  # of a transformer: no tensor fills a large GPU
