@@ -13,6 +13,7 @@ from laconic.evaluate.summary import markdown_table
 from laconic.evaluate.sweep_report import ranking_table
 from laconic.evaluate.timing import parse_link
 from laconic.recipes.publish import results_of
+from laconic.reproduce.experiment import narrowed, parts_of
 from laconic.reproduce.outcome import rows_of
 from laconic.reproduce.page import write_outcome
 from laconic.reproduce.registry import experiment
@@ -107,6 +108,7 @@ def test_the_docs_show_the_sweeps_rankings(sweep):
 def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tmp_path):
     found = at_scale(experiment(run.name.removesuffix("-full")), "full")
     records = read(run / "records.jsonl")
+    found = narrowed(found, set(parts_of(found)) - set(records[-1].get("left", [])))
     panels = {panel.name: read(run / "panels" / panel.name / "records.jsonl") for panel in found.panels}
     assert records[-1]["rows"] == plain(rows_of(found, panels))
     table = [line for line in (run / "table.md").read_text().splitlines() if line.startswith("|")]
@@ -147,6 +149,8 @@ def test_a_card_says_what_its_records_say(name):
     for result in card.results:
         folder = ROOT / "results" / Path(result["record"]).parent
         label = LABELS[card.architecture] if "reproduce" in folder.parts else name
+        if folder.name.startswith("fmnist-clip-"):  # their workers did not clip in meta-training: shown beside that
+            label = f"{card.architecture}-{folder.name.rpartition('-')[2]}+clip"
         assert result in results_of(folder, label), result
 
 

@@ -44,7 +44,7 @@ class Tuning(NamedTuple):
 
     lanes: int = 128
     rows: int = 8
-    together: int = 4
+    together: int = 1
     programs: int = 1200
     warps: int = 4
     stages: int = 1

@@ -148,13 +148,13 @@ def check_parts(experiment: Experiment, names: Iterable[str]) -> None:
 
 
 def narrowed(experiment: Experiment, names: Collection[str]) -> Experiment:
-    """The experiment with these parts only."""
+    """The experiment with these parts only; a mean over panels needs all of them."""
     return replace(
         experiment,
         panels=tuple(panel for panel in experiment.panels if panel.name in names),
         sweeps=tuple(row for row in experiment.sweeps if row.sweep in names),
         mixes=tuple(mix for mix in experiment.mixes if mix.name in names),
-        averaged=tuple(name for name in experiment.averaged if name in names),
+        averaged=experiment.averaged if set(experiment.averaged) <= set(names) else (),
     )
 
 

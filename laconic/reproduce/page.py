@@ -147,9 +147,14 @@ def notes(experiment: Experiment, record: Record, panels: Mapping[str, Sequence[
     found += [f"Data: {source}." for source in sources]
     for name in sorted(name for name, file in record["optimizers"].items() if not file.endswith(".safetensors")):
         found.append(f"{name} is the published {record['optimizers'][name]}.")
-    origin = record["provenance"]
-    found.append(f"Commit {origin['commit'] or 'unknown'}, {origin['device']['kind']}, {origin['started'][:10]}.")
-    return found
+    origins = [of_kind(records, "run")[0]["provenance"] for records in panels.values()] or [record["provenance"]]
+    return found + list(dict.fromkeys(map(_origin, origins)))
+
+
+def _origin(provenance: Record) -> str:
+    """Where and when something was measured; of one commit, device and day it is said once."""
+    commit, device = provenance["commit"] or "unknown", provenance["device"]["kind"]
+    return f"Commit {commit}, {device}, {provenance['started'][:10]}."
 
 
 def _scale_line(record: Record) -> list[str]:
