@@ -69,6 +69,15 @@ def test_the_docs_show_the_benchmarks(name):
         assert f"| {figures[key]} |" in docs
 
 
+def test_the_docs_show_the_server_step_on_a_gpu():
+    figures = json.loads((ROOT / "results" / "benchmarks" / "server-step-h200.json").read_text())["figures"]
+    page, keys = (ROOT / "docs" / "server-step.md").read_text(), ("ratio_to_adamw", "temporary_bytes_per_parameter")
+    for name, figure in figures.items():
+        ratio, temporary = (f"{figure[key]:.2f}" for key in keys)
+        share = f"{figure['share_of_memory_floor']:.3f}"
+        assert f"| {1e3 * figure['seconds']:.2f} | {ratio} | {share} | {temporary} |" in page, name
+
+
 def test_the_docs_show_what_the_engine_costs():
     figures = json.loads((ROOT / "results" / "benchmarks" / "engine-round-cpu.json").read_text())
     two, four = figures["workers"]["2"], figures["workers"]["4"]

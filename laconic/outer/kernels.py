@@ -43,7 +43,7 @@ class Tuning(NamedTuple):
     """
 
     lanes: int = 128
-    rows: int = 8
+    rows: int = 32
     together: int = 1
     programs: int = 1200
     warps: int = 4

@@ -28,7 +28,7 @@ from laconic.outer.tensor import Theta, tensor_step
 from laconic.outer.tiles import default_tile
 
 PATHS = {
-    "auto": "tensorwise, until the passes have been timed on a GPU",
+    "auto": "tensorwise, until the passes have been timed on a GPU beside it",
     "xla": "no kernel of our own; the reference",
     "tensorwise": "a tensor at a time; on a GPU one kernel runs a factored tensor's MLP",
     "passes": "three GPU kernels over the whole model, parameters and accumulators in place",

@@ -154,15 +154,15 @@ def test_accumulators_in_bfloat16(path):
         assert_close(ada.row[0], twin.row["wide"][0], 1e-5)
 
 
-OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, together=1, hold=1)
+OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, hold=1)
 
 
 @pytest.mark.parametrize(
     ("spec", "tuning", "launches"),
     [  # two large ones, the kernel; both vectors together
         (LOPT_A, OTHER, [3, 4, 4]),
-        (LOPT_A, Tuning(precision="half", rows=32), [2, 3, 3]),
-        (LAGG_A[8], Tuning(), [2, 3, 3]),
+        (LOPT_A, Tuning(precision="half", rows=32, together=4), [2, 3, 3]),
+        (LAGG_A[8], Tuning(together=4), [2, 3, 3]),
     ],
     ids=["lopt-a", "half", "lagg-a"],
 )
