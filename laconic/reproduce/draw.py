@@ -34,7 +34,10 @@ def experiment_figure(
     note: str = "",
     columns: int = COLUMNS,
 ) -> "Figure":
-    """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its title."""
+    """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its title.
+
+    Where every panel has two axes there are two columns, so that they stand side by side.
+    """
     from matplotlib.figure import Figure
 
     if experiment.timings:
@@ -43,6 +46,8 @@ def experiment_figure(
         return mixes_figure(experiment.title, rows, note, min(columns, 2))
     if experiment.sweeps:
         return _sweeps_figure(experiment, rows, note)
+    if columns == COLUMNS and {len(panel.shown) for panel in experiment.panels} == {2}:
+        columns = 2
     shown = all_axes(experiment, panels)
     bars = [across for across in experiment.across if across.kind == "bars"]
     across = min(columns, len(shown) + len(bars))

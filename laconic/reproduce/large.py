@@ -59,9 +59,9 @@ FIG_LARGE = Experiment(
         "baselines tuned on it.",
     ),
     leaves_out=(
-        f"{_INSTEAD}, and the text of Wikitext-2 for LM1B: both are seen tens of times over. Three seeds.",
+        f"{_INSTEAD}, and the text of Wikitext-2 for LM1B: they are small, and seen many times over. Three seeds.",
         f"LOpt-A and LAgg-A are meta-trained on the 2-layer MLP of the same images ({META_TASK}). LOpt-A (general) is "
-        "the published lopt-a-general, which saw none of these models.",
+        "the published lopt-a-general, which was meta-trained on MLPs, CNNs and a small decoder.",
         "Baselines are tuned on each task itself, by small grids of whole runs of one seed, and so are stronger than "
         "carried over from an MLP. SGD of K·H steps, which is no rival, is at the paper's 0.05 for the MLP.",
         "ResNet-50 computes in bfloat16 with float32 weights, and Adam's gradient is taken 128 images at a time.",
@@ -113,7 +113,7 @@ FIG_RESNET152 = Experiment(
         "a norm of 5 and weights decayed by 0.0001.",
     ),
     leaves_out=(
-        f"{_INSTEAD}; 2000 rounds are some two hundred epochs of it. Both learned optimizers are run.",
+        f"{_INSTEAD}; it is small, and 2000 rounds go over it hundreds of times. Both learned optimizers are run.",
         "One seed, as runs of this model are long, and SlowMo is tuned by runs of 200 rounds. ResNet-152 computes "
         "in bfloat16 with float32 weights.",
     ),

@@ -24,7 +24,7 @@ SMOKE_SIZES = (
 )
 SMOKE_TIMES = f"models are tiny, the sides of images an eighth, B = {BATCH} and K = 2; H is as it says"
 _RESNET = {"width": "2", "blocks": "1-1", "stem": "large"}
-_VIT = {"patch": "8", "hidden": "16", "heads": "2", "layers": "2"}
+_VIT = {"patch": "8", "hidden": "16", "heads": "2", "layers": "1"}
 SIZES: dict[str, dict[str, str]] = {  # by what a task's name ends in; a width of 16 for all others
     "cnn": {"width": "2"},
     "cnn-bn": {"width": "2"},
@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, str]] = {  # by what a task's name ends in; a width o
     "resnet152": _RESNET,
     "deit-tiny": _VIT,
     "vit-b": _VIT | {"patch": "4"},
-    "decoder": {"context": "16", "hidden": "16", "heads": "2", "layers": "2", "tokenizer": "bytes"},
+    "decoder": {"context": "16", "hidden": "16", "heads": "2", "layers": "1", "tokenizer": "bytes"},
 }
 EIGHTHS = {"width": 8, "side": 16}  # sizes that tell tasks apart, where a task gives them itself, and the least
 FEW = 16  # points of a grid that are not too many

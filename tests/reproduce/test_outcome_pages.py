@@ -98,6 +98,13 @@ def test_the_figure_has_every_axes_the_legend_and_the_note():
     ElementTree.fromstring(svg_bytes(figure))
 
 
+def test_two_axes_of_a_panel_stand_side_by_side():
+    pairs = tuple(replace(panel, shown=("train", "test-loss")) for panel in PAINTED.panels)
+    figure = experiment_figure(replace(PAINTED, panels=pairs, across=()), PANELS, ROWS)
+    assert [plot.get_title(loc="left") for plot in figure.axes] == ["First", "First", "Second", "Second"]
+    assert figure.axes[0].get_gridspec().ncols == 2
+
+
 def broken(losses, diverged):
     """The first panel with SlowMo's second seed at these losses from round 21 on."""
     slow = dict(PANELS["a"][2])
