@@ -136,7 +136,8 @@ def gradient_client(task: Task) -> Client:
     """The synchronous worker: one gradient over its H·B examples at the shared weights, and no local step.
 
     With it the message Δ is the gradient itself, so data-parallel SGD or Adam at batch K·H·B is the outer optimizer
-    of the same name, on the same data and the same number of messages as H local steps.
+    of the same name, on the same data and the same number of messages as H local steps. Where the task takes fewer
+    examples at once, the gradient is the mean of several; BatchNorm then sees each of those batches by itself.
     """
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
@@ -144,8 +145,32 @@ def gradient_client(task: Task) -> Client:
         if isinstance(items, Work):
             raise LaconicError("a synchronous method takes no local steps, so its workers cannot stop early.")
         merged = jax.tree.map(lambda i: i.reshape(i.shape[0] * i.shape[1], *i.shape[2:]), items)
-        batch = task.feed.take(merged)
-        (loss, aux), grads = value_and_grad(shared.params, shared.model_state, batch, key)
-        return Message(grads, aux.model_state), state, loss[None]
+        pieces = _pieces(jax.tree.leaves(merged)[0].shape[0], task.at_once)
+        if pieces == 1:
+            (loss, aux), grads = value_and_grad(shared.params, shared.model_state, task.feed.take(merged), key)
+            return Message(grads, aux.model_state), state, loss[None]
+
+        def add(carry: Any, item: Any) -> tuple[Any, jax.Array]:
+            total, model_state, p = carry
+            piece_key = jax.random.fold_in(key, p)
+            (loss, aux), grads = value_and_grad(shared.params, model_state, task.feed.take(item), piece_key)
+            return (jax.tree.map(lambda t, g: t + g / pieces, total, grads), aux.model_state, p + 1), loss
+
+        cut = jax.tree.map(lambda i: i.reshape(pieces, -1, *i.shape[1:]), merged)
+        start = (jax.tree.map(jnp.zeros_like, shared.params), shared.model_state, jnp.int32(0))
+        (grads, model_state, _), losses = jax.lax.scan(add, start, cut)
+        return Message(grads, model_state), state, jnp.mean(losses)[None]
 
     return Client(lambda shared: (), run)
+
+
+def _pieces(examples: int, at_once: int | None) -> int:
+    """In how many equal parts a gradient is taken."""
+    if at_once is None or examples <= at_once:
+        return 1
+    if examples % at_once:
+        raise LaconicError(
+            f"a gradient of {examples} examples cannot be taken {at_once} at once: choose at_once, an option of the "
+            "task, to divide it."
+        )
+    return examples // at_once

@@ -1,6 +1,7 @@
 """A worker's H local steps against steps taken by hand in float64."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -134,6 +135,32 @@ def test_a_synchronous_worker_sends_its_model_state():
     message, _, _ = run_of(client)(shared, (), ROWS[0], jax.random.key(0))
     assert message.extra["seen"] == 3
     assert_close(message.extra["mean"], 0.1 * tiny.X[ROWS[0].reshape(-1)].astype(np.float64).mean(axis=0), 1e-5)
+
+
+def test_a_gradient_in_pieces_is_the_same_gradient(raises_clearly):
+    params = random_tree(tiny.SHAPES, 4)
+    run = lambda task: run_of(gradient_client(task))(Shared(params), (), ROWS[0], jax.random.key(0))
+    value, grads = tiny.loss_and_gradient(float64(params), ROWS[0].reshape(-1))
+    for at_once in (H * B, 10, 4, 1):
+        message, _, losses = run(replace(tiny.task(), at_once=at_once))
+        assert_close(message.delta, grads, 1e-5, f"{at_once} at once")
+        np.testing.assert_allclose(losses, [value], rtol=1e-5)
+    with raises_clearly("20 examples", "3 at once"):
+        run(replace(tiny.task(), at_once=3))
+
+
+def test_pieces_pass_their_model_state_on():
+    client, params = gradient_client(replace(tiny.stateful_task(), at_once=B)), random_tree(tiny.SHAPES, 4)
+    shared = Shared(params, {"mean": jnp.zeros(5), "seen": jnp.int32(2)})
+    message, _, _ = run_of(client)(shared, (), ROWS[0], jax.random.key(0))
+    assert message.extra["seen"] == 2 + H
+    mean, total = np.zeros(5), {name: 0.0 for name in tiny.SHAPES}
+    for rows in ROWS[0]:  # each piece is centred by what the ones before it saw
+        _, grads = tiny.loss_and_gradient(float64(params), rows, mean)
+        total = {name: total[name] + grads[name] / H for name in total}
+        mean = 0.9 * mean + 0.1 * tiny.X[rows].astype(np.float64).mean(axis=0)
+    assert_close(message.delta, total, 1e-5)
+    assert_close(message.extra["mean"], mean, 1e-5)
 
 
 def test_local_optimizers_that_cannot_work_say_so(raises_clearly):

@@ -2,12 +2,12 @@
 
 One worker's time on one device. A round of H local steps takes H·(forward and backward, SGD's update) and the server's
 step. Each part is timed by itself, one call after another: the median of the last 40 of 50 calls, and of that the
-median over 3 restarts; a round's time is H times the one plus the other.
+median over 3 restarts from its first state; a round's time is H times the one plus the other.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +21,11 @@ from laconic.errors import require_positive
 from laconic.outer.average import average
 from laconic.outer.base import OuterOptimizer, outer_step
 from laconic.outer.learned import LearnedOptimizer
-from laconic.tasks.base import Task
+from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import make_task
 
 METHODS = ("local-sgd", "lopt-a", "lagg-a")
+PARTS = ("forward-backward", "local step", *METHODS)  # what is timed, in this order
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,16 @@ class OverheadConfig:
         require_positive(calls=self.calls, last=min(self.last, self.calls), local_steps=min(self.local_steps))
 
 
-def measure(config: OverheadConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
-    """Figures by method and H: seconds of a local step with its share of the server's, over those of local SGD."""
+def measure(
+    config: OverheadConfig,
+    tick: Tick = lambda name: None,
+    known: Mapping[str, float] | None = None,
+    keep: Callable[[str, float], None] = lambda name, seconds: None,
+) -> dict[str, Any]:
+    """Figures by method and H: seconds of a local step with its share of the server's, over those of local SGD.
+
+    Parts of `known` seconds are not timed again; `keep` is told those of each other one, and may raise to stop.
+    """
     config.check()
     task = jax.device_put(make_task(config.task))
     makers: dict[str, Callable[[], Step]] = {
@@ -63,29 +72,35 @@ def measure(config: OverheadConfig, tick: Tick = lambda name: None) -> dict[str,
         "local step": lambda: _local(task, config),
         **{name: lambda name=name: _server(task, name, config.workers) for name in METHODS},
     }
-    took = {}
-    for name, make in makers.items():
-        each = [_one(make(), config, partial(tick, name)) for _ in range(config.restarts)]
-        took[name] = statistics.median(each)
-    figures = {}
+    took = dict(known or {})
+    for name in PARTS:
+        if name not in took:
+            step = makers[name]()
+            took[name] = statistics.median([_one(step, config, partial(tick, name)) for _ in range(config.restarts)])
+            keep(name, took[name])
+    params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))[0]
+    return {"parameters": count_parameters(params), "parts_seconds": took, "figures": figures(config, took)}
+
+
+def figures(config: OverheadConfig, took: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """What the parts come to for each H and method."""
+    found = {}
     for H in config.local_steps:
         base = took["local step"] + took["local-sgd"] / H
         for name in METHODS:
             total = took["local step"] + took[name] / H
-            figures[f"H={H} {name}"] = {
+            found[f"H={H} {name}"] = {
                 "seconds": total,
                 "forward_backward_seconds": took["forward-backward"],
                 "optimizer_seconds": total - took["forward-backward"],
                 "overhead": total / base,
             }
-    params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))[0]
-    parameters = sum(p.size for p in jax.tree.leaves(params))
-    return {"parameters": parameters, "parts_seconds": took, "figures": figures}
+    return found
 
 
 def _one(step: Step, config: OverheadConfig, tick: Callable[[], None]) -> float:
-    """The median of the last calls of one start."""
-    state, times = jax.block_until_ready(step.call(step.state, *step.rest)), []
+    """The median of the last calls of one start; the first state is copied, as calls use theirs up."""
+    state, times = jax.block_until_ready(step.call(jax.tree.map(jnp.copy, step.state), *step.rest)), []
     for _ in range(config.calls):
         begin = time.perf_counter()
         state = jax.block_until_ready(step.call(state, *step.rest))

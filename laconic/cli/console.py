@@ -88,6 +88,12 @@ def bars() -> Progress:
     )
 
 
+def timing_bar() -> Progress:
+    """A bar for things that are timed, and the name of the last one."""
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    return Progress(*columns, TextColumn("{task.fields[what]}", markup=False), TimeElapsedColumn(), console=err)
+
+
 class StopFlag:
     """Ctrl-C or SIGTERM once: finish what is under way, save, leave. Twice: leave now, with the last checkpoint."""
 

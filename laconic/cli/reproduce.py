@@ -9,7 +9,19 @@ from typing import Any, Literal
 
 import tyro
 
-from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, out, say, table, wants_resume
+from laconic.bench.clock import Tick
+from laconic.cli.console import (
+    LiveBars,
+    StopFlag,
+    bars,
+    err,
+    go_on,
+    out,
+    say,
+    table,
+    timing_bar,
+    wants_resume,
+)
 from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import Interrupted, Observer
@@ -63,6 +75,13 @@ class OnScreen:
         """The panel of meta-training."""
         with MetaDisplay(title) as display:
             yield display
+
+    @contextmanager
+    def timing(self, title: str, total: int) -> Iterator[Tick]:
+        """A bar of timings, and what the last one was of."""
+        with timing_bar() as shown:
+            line = shown.add_task(title, total=total, what="compiling …")
+            yield lambda name: shown.update(line, advance=1, what=name)
 
 
 def run_reproduce(argv: Sequence[str]) -> int:

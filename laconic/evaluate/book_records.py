@@ -135,7 +135,7 @@ def _kind(records: Sequence[Record]) -> str:
     kinds = {record.get("kind") for record in records}
     if "run" not in kinds:
         raise LaconicError("it holds no run: no record says what was run, where and when")
-    for ends, kind in (("experiment", "experiment"), ("ranking", "sweep")):
+    for ends, kind in (("experiment", "experiment"), ("ranking", "sweep"), ("timing", "benchmark")):
         if ends in kinds:
             return kind
     if {"summary", "rounds"} <= kinds:

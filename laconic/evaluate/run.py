@@ -19,6 +19,7 @@ from laconic.data.feed import Streamed
 from laconic.errors import LaconicError, require_positive, require_seed
 from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.populated import populated
+from laconic.evaluate.seeds import over_seeds
 from laconic.evaluate.timing import Traffic, all_gather_traffic, ring_all_reduce_traffic, server_traffic
 from laconic.federated.options import Federated
 from laconic.federated.population import Population, draw_population
@@ -46,6 +47,7 @@ class Setting:
 
     With a population the K workers of a round are sampled from its clients, whose local epochs decide H.
     `missing` workers of K are absent from each round, others every time: what they computed is lost.
+    `seeds_at_once` of the seeds are trained side by side, 0: all; it changes how much memory that takes.
     """
 
     workers: int = 8
@@ -56,6 +58,7 @@ class Setting:
     evaluate_every: int = 20
     federated: Federated = field(default_factory=Federated)
     missing: int = 0
+    seeds_at_once: int = 0
 
     def __post_init__(self) -> None:
         require_positive(
@@ -72,6 +75,8 @@ class Setting:
             raise LaconicError(
                 f"of {self.workers} workers 0 to {self.workers - 1} can be missing from a round, got {self.missing}."
             )
+        if self.seeds_at_once < 0:
+            raise LaconicError(f"seeds_at_once counts seeds, or is 0 for all of them, got {self.seeds_at_once}.")
 
     @property
     def chunks(self) -> list[int]:
@@ -198,7 +203,8 @@ class Simulation:
             seen = {"finite": all_finite(state.shared), **heldout_metrics(task, state.shared)}
             return state, losses_CK, seen
 
-        return jax.vmap(one_seed)(state, streamed, population)
+        each = over_seeds(one_seed, len(self.setting.seeds), self.setting.seeds_at_once)
+        return each(state, streamed, population)
 
     def _take_stream(self, done: int, length: int) -> Any:
         """The next `length` rounds of a stream for every seed, [S, length, K, H, B, …]; None for resident data."""

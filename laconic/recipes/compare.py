@@ -113,6 +113,7 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
         min(config.evaluate_every, config.rounds),
         config.federated,
         config.missing,
+        config.seeds_at_once,
     )
     if config.topology not in TOPOLOGIES or not config.optimizers:
         raise LaconicError(f"a comparison needs optimizers and a topology of {', '.join(TOPOLOGIES)}.")

@@ -38,6 +38,8 @@ class CompareConfig:
     """How many seeds, each with its own initial weights, minibatches and, with a population, partition of the data."""
     first_seed: int = 0
     """The first seed; the others follow it."""
+    seeds_at_once: int = 0
+    """Seeds that are trained side by side, 0: all; fewer take less memory."""
     evaluate_every: int = 20
     """Rounds between two looks at the test set; also how often a run can be stopped."""
     missing: int = 0

@@ -37,6 +37,17 @@ _MORE = (
     "fmnist-mlp3@workers=8,local_steps=4,batch=64",
     "digits-mlp@workers=8,local_steps=4,batch=16",
 )
+# The four widths of the paper's optimizer for ResNet-152, in its setting: K = 8, H = 8, runs of up to 2000 rounds.
+_WIDTHS = replace(
+    _ON,
+    tasks=tuple(f"imagenet32-mlp3:width={width}" for width in (64, 128, 256, 512)),
+    local_steps=8,
+    local_clip=5.0,
+    local_decay=1e-4,
+    longest=2000,
+    peak=1e-3,
+    pairs=4,
+)
 
 _FEDERATED = replace(
     _FMNIST,
@@ -114,6 +125,14 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
             init="lopt-a-general",
         ),
     ),
+    **{
+        f"{architecture}-imagenet32-widths": (
+            f"{name} for 2000 rounds at H = 8 on ImageNet's 3-layer MLP at four widths, clipped and decayed local "
+            f"steps, beginning from {architecture}-fmnist",
+            replace(_WIDTHS, architecture=architecture, init=f"{architecture}-fmnist"),
+        )
+        for architecture, name in (("lopt-a", "LOpt-A"), ("lagg-a", "LAgg-A"))
+    },
     "fedlopt-fmnist": (
         "FedLOpt for Fashion-MNIST's 2-layer MLP: 400 clients with class mixes of Dirichlet(0.1), 10 a round",
         _FEDERATED,

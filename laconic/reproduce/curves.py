@@ -21,7 +21,10 @@ REFERENCE, BOUND = ("Local SGD", "FedAvg"), "small-batch-sgd"
 
 @dataclass(frozen=True)
 class Line:
-    """A mean over seeds and its error at x (or deviation); NaN where nothing is drawn. `level`: a dotted line."""
+    """A mean over seeds and its error at x (or deviation); NaN where nothing is drawn. `level`: a dotted line.
+
+    `diverged`: a seed's loss or weights stopped being numbers.
+    """
 
     label: str
     colour: str
@@ -30,6 +33,7 @@ class Line:
     y: np.ndarray
     error: np.ndarray
     level: float | None = None
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def _line(method: Record, kind: str, label: str, colour: str, dashes: tuple[floa
             return None
         x_T = np.log2(x_T * sent)
     level = float(y_T[-1]) if method["method"] == BOUND else None
-    return Line(label, colour, dashes, x_T, y_T, error_T, level)
+    return Line(label, colour, dashes, x_T, y_T, error_T, level, any(method["diverged"]))
 
 
 def _heldout(method: Record, what: str, label: str, colour: str, dashes: tuple[float, ...]) -> Line | None:
@@ -126,4 +130,5 @@ def _heldout(method: Record, what: str, label: str, colour: str, dashes: tuple[f
     broken_T = ~np.isfinite(metrics.mean_curve(method["train"]))
     alive_E = np.array([not broken_T[:at].any() for at in at_E])  # weights of NaN have an accuracy that means nothing
     y_E = np.where(alive_E, metrics.mean_curve(values_SE), np.nan)
-    return Line(label, colour, dashes, at_E.astype(float), y_E, metrics.standard_error(values_SE))
+    error_E, bad = metrics.standard_error(values_SE), any(method["diverged"])
+    return Line(label, colour, dashes, at_E.astype(float), y_E, error_E, diverged=bad)

@@ -11,6 +11,7 @@ from laconic.evaluate.panels import COLOURS, GRID, INK, round_values
 from laconic.evaluate.summary import MISSING
 from laconic.reproduce import outcome
 from laconic.reproduce.curves import Axes, Line, Look, all_axes, looks_of
+from laconic.reproduce.draw_timings import timings_figure
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.mixes import mixes_figure
 
@@ -33,13 +34,20 @@ def experiment_figure(
     note: str = "",
     columns: int = COLUMNS,
 ) -> "Figure":
-    """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its title."""
+    """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its title.
+
+    Where every panel has two axes there are two columns, so that they stand side by side.
+    """
     from matplotlib.figure import Figure
 
+    if experiment.timings:
+        return timings_figure(experiment, rows, note, min(columns, 2))
     if experiment.mixes:
         return mixes_figure(experiment.title, rows, note, min(columns, 2))
     if experiment.sweeps:
         return _sweeps_figure(experiment, rows, note)
+    if columns == COLUMNS and {len(panel.shown) for panel in experiment.panels} == {2}:
+        columns = 2
     shown = all_axes(experiment, panels)
     bars = [across for across in experiment.across if across.kind == "bars"]
     across = min(columns, len(shown) + len(bars))
@@ -114,6 +122,18 @@ def _draw_line(plot: "Plot", line: Line, top: float) -> None:
     plot.fill_between(line.x, low, high, color=line.colour, alpha=0.16, linewidth=0)
     if line.level is not None and line.level <= top:
         plot.axhline(line.level, color=line.colour, linewidth=0.9, linestyle=":")
+    _mark_ends(plot, line, y)
+
+
+def _mark_ends(plot: "Plot", line: Line, y: np.ndarray) -> None:
+    """A triangle where a curve first leaves the chart upwards, a cross where it stops being a number."""
+    drawn = np.flatnonzero(np.isfinite(y))
+    above = np.flatnonzero(np.isfinite(line.y) & ~np.isfinite(y))
+    leaves = drawn[drawn < above[0]] if above.size else drawn[:0]
+    for marker, before in (("^", leaves), ("x", drawn if line.diverged else drawn[:0])):
+        if before.size:
+            at = before[-1:]
+            plot.plot(line.x[at], y[at], marker, color=line.colour, markersize=6, markeredgewidth=1.6)
 
 
 def _ceiling(axes: Axes) -> float:

@@ -4,9 +4,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from laconic.bench.overhead import METHODS, OverheadConfig
 from laconic.errors import unknown
 from laconic.federated.options import Federated
 from laconic.recipes.config import CompareConfig
+from laconic.recipes.grids import parse_grid
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.sweep_config import SweepConfig
 
@@ -39,10 +41,19 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """A hand-designed method of a panel whose values are sought first: the best point of a sweep is its row."""
+
+    label: str
+    config: SweepConfig
+
+
+@dataclass(frozen=True)
 class Panel:
     """One comparison.
 
-    config:  its setting and hand-designed methods, each with a label; those of `learned` come after them
+    config:  its setting and hand-designed methods, each with a label; those of `tuned` come before them, those of
+             `learned` after
     paper:   label → the paper's number, of the first of `metrics`; `paper_target` is the loss that its rounds are to
     metrics: keys of `outcome.COLUMNS`, the columns of its table · shown: keys of `draw.KINDS`, an axes each
     band:    what is shaded around a curve, over seeds
@@ -57,6 +68,7 @@ class Panel:
     metrics: tuple[str, ...] = ("speedup", "final_train")
     shown: tuple[str, ...] = ("train",)
     band: Literal["standard error", "standard deviation"] = "standard error"
+    tuned: tuple[Tuning, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,19 @@ class SweepPanel:
 
 
 @dataclass(frozen=True)
+class TimingPanel:
+    """What the server's step adds to local training on one task, by the clock.
+
+    paper: H → for each of `bench.overhead.METHODS` the paper's seconds of a round and their ratio to local SGD's
+    """
+
+    name: str
+    title: str
+    config: OverheadConfig
+    paper: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Listing:
     """A table of the paper's that nothing here is run for."""
 
@@ -121,6 +146,7 @@ class Experiment:
     sweeps: tuple[SweepPanel, ...] = ()
     listings: tuple[Listing, ...] = ()
     mixes: tuple[MixPanel, ...] = ()
+    timings: tuple[TimingPanel, ...] = ()
 
     def optimizers(self) -> dict[str, Learned]:
         """The learned optimizers that its panels need, each once."""
@@ -129,15 +155,16 @@ class Experiment:
     def tasks(self) -> list[str]:
         """The tasks it trains on, by name alone, each once."""
         specs = [panel.config.task for panel in self.panels] + [sweep.config.task for sweep in self.sweeps]
-        specs += [mix.task for mix in self.mixes]
+        specs += [mix.task for mix in self.mixes] + [timing.config.task for timing in self.timings]
         specs += [inner.task for learned in self.optimizers().values() for inner in learned.config.inners()]
         return list(dict.fromkeys(spec.partition(":")[0] for spec in specs))
 
 
 def parts_of(experiment: Experiment) -> list[str]:
-    """The names of what can be carried out by itself: panels, sweeps and partitions."""
+    """The names of what can be carried out by itself: panels, sweeps, partitions and timings."""
     names = [panel.name for panel in experiment.panels] + [row.sweep for row in experiment.sweeps]
-    return list(dict.fromkeys([*names, *(mix.name for mix in experiment.mixes)]))
+    names += [mix.name for mix in experiment.mixes] + [timing.name for timing in experiment.timings]
+    return list(dict.fromkeys(names))
 
 
 def check_parts(experiment: Experiment, names: Iterable[str]) -> None:
@@ -154,6 +181,7 @@ def narrowed(experiment: Experiment, names: Collection[str]) -> Experiment:
         panels=tuple(panel for panel in experiment.panels if panel.name in names),
         sweeps=tuple(row for row in experiment.sweeps if row.sweep in names),
         mixes=tuple(mix for mix in experiment.mixes if mix.name in names),
+        timings=tuple(timing for timing in experiment.timings if timing.name in names),
         averaged=experiment.averaged if set(experiment.averaged) <= set(names) else (),
     )
 
@@ -161,21 +189,34 @@ def narrowed(experiment: Experiment, names: Collection[str]) -> Experiment:
 def needs(experiment: Experiment) -> str:
     """What the full scale takes, in counts."""
     parts = []
-    runs = [(p.config.rounds, p.config.seeds, len(p.config.optimizers) + len(p.learned)) for p in experiment.panels]
+    runs = [
+        (p.config.rounds, p.config.seeds, len(p.tuned) + len(p.config.optimizers) + len(p.learned))
+        for p in experiment.panels
+    ]
     if runs:
         methods = sum(count for _, _, count in runs)
         rounds, seeds = max(r for r, _, _ in runs), max(s for _, s, _ in runs)
-        parts.append(f"{methods} runs of {rounds:,} rounds and {seeds} seeds in {_plural(len(runs), 'comparison')}")
+        parts.append(
+            f"{methods} runs of {rounds:,} rounds and {_plural(seeds, 'seed')} in {_plural(len(runs), 'comparison')}"
+        )
     trained = [learned for learned in experiment.optimizers().values()]
     if trained:
         steps = f"{_span([learned.config.steps for learned in trained])} outer steps each"
         published = sum(learned.zoo is not None for learned in trained)
         besides = f", {published} of them published already" if published else ""
         parts.append(f"{_plural(len(trained), 'learned optimizer')} of {steps}{besides}")
+    sought = [tuning.config for panel in experiment.panels for tuning in panel.tuned]
+    if sought:
+        points = _plural(sum(len(parse_grid(config.grid)) for config in sought), "point")
+        rounds = f"{_span([config.rounds for config in sought])} rounds"
+        parts.append(f"{points} of {rounds} in {_plural(len(sought), 'sweep')} to tune baselines")
     if experiment.sweeps:
         parts.append(_plural(len({panel.sweep for panel in experiment.sweeps}), "sweep"))
     if experiment.mixes:
         parts.append(_plural(len(experiment.mixes), "partition"))
+    if experiment.timings:
+        methods = _plural(len(METHODS), "method")
+        parts.append(f"times of {methods} in {_plural(len(experiment.timings), 'model')}, on one device")
     return f"{'; '.join(parts)}; tasks {', '.join(experiment.tasks())}"
 
 

@@ -126,8 +126,8 @@ FIG_GENERALISE = Experiment(
         "ImageNet, which a second task in meta-training (LAgg-A-cf) mends; both do well on CNNs of new data.",
     ),
     leaves_out=(
-        "Left out: optimizers meta-trained on ImageNet and used on ResNet50, ViT and a decoder on LM1B, and on "
-        "ResNet-152, for which there are no tasks yet.",
+        "Optimizers meta-trained on ImageNet and used on ResNet50, ViT and a decoder are in `fig-large`, and on "
+        "ResNet-152 in `fig-resnet152`.",
     ),
 )
 

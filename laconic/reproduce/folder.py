@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from laconic.bench.overhead import OverheadConfig
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
-from laconic.federated.options import Federated
+from laconic.recipes.config import CompareConfig
+from laconic.recipes.meta_config import MetaConfig
+from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.experiment import Experiment
 from laconic.store.runlog import RunLog, plain, provenance, read
 
 Record = dict[str, Any]
+Config = CompareConfig | MetaConfig | SweepConfig | OverheadConfig
 
 
 def read_header(folder: Path) -> Record | None:
@@ -77,12 +81,12 @@ def finished(folder: Path, kind: str, file: str) -> bool:
 
 def done_parts(folder: Path) -> list[str]:
     """The parts of an experiment whose runs have their last record."""
-    last = {"panels": "summary", "sweeps": "ranking"}
+    last = {"panels": "summary", "sweeps": "ranking", "timings": "timing"}
     found = [path for kind in last for path in sorted(folder.glob(f"{kind}/*")) if _kinds(path)[-1:] == [last[kind]]]
     return [path.name for path in found]
 
 
-def begun(folder: Path, config: Any) -> bool:
+def begun(folder: Path, config: Config) -> bool:
     """Whether a run was begun in `folder`; with other settings than these it is refused.
 
     What a run that was killed while it made its folder left behind is cleared away.
@@ -91,9 +95,9 @@ def begun(folder: Path, config: Any) -> bool:
         for name in (RECORDS, f".{CHECKPOINT}.probe"):
             (folder / name).unlink(missing_ok=True)
         return False
-    theirs, ours = with_default_population(read(folder / RECORDS)[0]["config"]), plain(config)
-    decided = {"out"} | ({"local_steps"} if config.federated.active else set())  # by the data of a population
-    different = sorted(key for key in ours if key not in decided and _bare(theirs.get(key)) != _bare(ours[key]))
+    theirs, ours = with_defaults(read(folder / RECORDS)[0]["config"], config), plain(config)
+    decided = {"out"} | decided_by_data(config)
+    different = sorted(key for key in ours if key not in decided and _bare(theirs[key]) != _bare(ours[key]))
     if different:
         raise LaconicError(
             f"{folder} was begun with another {', '.join(different)}; move it away to have it run anew, or choose "
@@ -102,9 +106,15 @@ def begun(folder: Path, config: Any) -> bool:
     return True
 
 
-def with_default_population(config: Record) -> Record:
-    """A record's settings, from before there were populations too: then there was none."""
-    return {"federated": plain(Federated()), **config}
+def with_defaults(values: Record, config: Config) -> Record:
+    """A record's settings; those that there were none of when it was written are at what they are by default."""
+    return {**plain(type(config)()), **values}
+
+
+def decided_by_data(config: Config) -> set[str]:
+    """The settings that are not the config's to decide: with a population, H."""
+    populated = not isinstance(config, OverheadConfig) and config.federated.active
+    return {"local_steps"} if populated else set()
 
 
 def _kinds(folder: Path) -> list[str]:

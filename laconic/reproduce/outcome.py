@@ -41,6 +41,7 @@ METRICS: dict[str, Metric] = {
     "final_train": Metric("final train loss", "final_train", "final_train_error", with_error),
     "test_loss": Metric("test loss", "test_loss", None, lambda x, e: number(x)),
     "test_accuracy": Metric("test accuracy", "test_accuracy", None, lambda x, e: percent(x)),
+    "diverged": Metric("diverged seeds", "diverged", None, lambda x, e: str(x)),
     "sent_megabytes": Metric("MB sent", "sent_megabytes", None, lambda x, e: number(x)),
 }
 

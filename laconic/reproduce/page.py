@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 from laconic.evaluate import report_page as html
 from laconic.evaluate.figures import png_bytes, svg_bytes
-from laconic.evaluate.panels import of_kind
 from laconic.evaluate.summary import MISSING, number
+from laconic.reproduce import timings, tuning
 from laconic.reproduce.draw import experiment_figure
 from laconic.reproduce.experiment import AVERAGE, Experiment
 from laconic.reproduce.mixes import HEADERS, mix_lines
+from laconic.reproduce.notes import notes, scale_line
 from laconic.reproduce.outcome import COLUMNS
-from laconic.reproduce.scale import SMOKE_LINE, SMOKE_SIZES
+from laconic.reproduce.timings import timing_lines
 from laconic.store import atomic
 
 Record = dict[str, Any]
@@ -28,19 +29,23 @@ class Table(NamedTuple):
 
 
 def write_outcome(
-    folder: Path, experiment: Experiment, record: Record, panels: Mapping[str, Sequence[Record]]
+    folder: Path,
+    experiment: Experiment,
+    record: Record,
+    panels: Mapping[str, Sequence[Record]],
+    timed: Mapping[str, Sequence[Record]] | None = None,
 ) -> list[Path]:
     """Write the figure and the table of an "experiment" record, each file in one step → their paths."""
-    note = "".join(_scale_line(record))
+    note, told = "".join(scale_line(record)), notes(experiment, record, panels, timed or {})
     figure = experiment_figure(experiment, panels, record["rows"], note)
     png = png_bytes(figure)
     contents = {
         "figure.png": png,
         "figure.svg": svg_bytes(figure),
-        "table.md": markdown(experiment, record, panels).encode(),
-        "table.html": page(experiment, record, panels, png).encode(),
+        "table.md": markdown(experiment, record, told).encode(),
+        "table.html": page(experiment, record, told, png).encode(),
     }
-    if experiment.panels or experiment.mixes:  # the same in one column, for the report on a phone
+    if experiment.panels or experiment.mixes or experiment.timings:  # the same in one column, for the report on a phone
         slim = experiment_figure(experiment, panels, record["rows"], note, columns=1)
         contents["figure-narrow.png"] = png_bytes(slim)
     for name, data in contents.items():
@@ -53,9 +58,15 @@ def write_outcome(
 
 def tables(experiment: Experiment, rows: Sequence[Record]) -> list[Table]:
     """The experiment's own table, or that of its tuned values or class mixes, then what the paper lists besides."""
-    found = [hparams_table(rows)] if experiment.sweeps else []
-    found += [Table(experiment.title, HEADERS, mix_lines(rows))] if experiment.mixes else []
-    found += [panels_table(experiment, rows)] if experiment.panels or not found else []
+    of = lambda metric: [row for row in rows if row["metric"] == metric]
+    found = [hparams_table(of("hparams"))] if experiment.sweeps else []
+    found += [Table(experiment.title, HEADERS, mix_lines(of("mix")))] if experiment.mixes else []
+    if experiment.timings:
+        found.append(Table(experiment.title, timings.HEADERS, timing_lines(experiment, of(timings.METRIC))))
+    if experiment.panels or not found:
+        found.append(panels_table(experiment, [row for row in rows if row["metric"] in COLUMNS]))
+    if of(tuning.METRIC):
+        found.append(Table(tuning.TITLE, tuning.HEADERS, tuning.tuned_lines(experiment, of(tuning.METRIC))))
     found += [Table(x.title, list(x.headers), [list(row) for row in x.rows]) for x in experiment.listings]
     return found
 
@@ -138,48 +149,25 @@ def _point(numbers: Mapping[str, float]) -> str:
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-def notes(experiment: Experiment, record: Record, panels: Mapping[str, Sequence[Record]]) -> list[str]:
-    """What a reader must know: what the paper says, what is left out, and where the numbers come from."""
-    found = [f"At this scale {SMOKE_SIZES}."] if record["scale"] == "smoke" else []
-    found += [*(f"The paper: {text}" for text in experiment.says), *experiment.leaves_out]
-    found += [f"Not carried out yet: {', '.join(record['left'])}."] if record.get("left") else []
-    sources = dict.fromkeys(of_kind(records, "run")[0]["task"]["source"] for records in panels.values())
-    found += [f"Data: {source}." for source in sources]
-    for name in sorted(name for name, file in record["optimizers"].items() if not file.endswith(".safetensors")):
-        found.append(f"{name} is the published {record['optimizers'][name]}.")
-    origins = [of_kind(records, "run")[0]["provenance"] for records in panels.values()] or [record["provenance"]]
-    return found + list(dict.fromkeys(map(_origin, origins)))
-
-
-def _origin(provenance: Record) -> str:
-    """Where and when something was measured; of one commit, device and day it is said once."""
-    commit, device = provenance["commit"] or "unknown", provenance["device"]["kind"]
-    return f"Commit {commit}, {device}, {provenance['started'][:10]}."
-
-
-def _scale_line(record: Record) -> list[str]:
-    return [SMOKE_LINE] if record["scale"] == "smoke" else []
-
-
 def _sentence(experiment: Experiment) -> str:
     return f"{experiment.what[0].upper()}{experiment.what[1:]}."
 
 
-def markdown(experiment: Experiment, record: Record, panels: Mapping[str, Sequence[Record]]) -> str:
-    """The experiment as Markdown."""
-    parts = [f"# {experiment.title}", _sentence(experiment), *(f"**{line}**" for line in _scale_line(record))]
+def markdown(experiment: Experiment, record: Record, told: Sequence[str]) -> str:
+    """The experiment as Markdown, with what there is to tell about it."""
+    parts = [f"# {experiment.title}", _sentence(experiment), *(f"**{line}**" for line in scale_line(record))]
     for i, table in enumerate(tables(experiment, record["rows"])):
         parts += [f"## {table.title}"] if i else []
         lines = [table.headers, ["---"] * len(table.headers), *table.rows]
         parts.append(
             "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
         )
-    parts.append("\n".join(f"- {note}" for note in notes(experiment, record, panels)))
+    parts.append("\n".join(f"- {note}" for note in told))
     parts.append(f"![{experiment.title}](figure.png)")
     return "\n\n".join(parts) + "\n"
 
 
-def page(experiment: Experiment, record: Record, panels: Mapping[str, Sequence[Record]], png: bytes) -> str:
+def page(experiment: Experiment, record: Record, told: Sequence[str], png: bytes) -> str:
     """The experiment as one HTML file that needs nothing else."""
     body = []
     for table in tables(experiment, record["rows"]):
@@ -189,7 +177,7 @@ def page(experiment: Experiment, record: Record, panels: Mapping[str, Sequence[R
         f'<section><h2>Figure</h2><figure><img style="max-width:100%" alt="{escape(experiment.title)}" '
         f'src="{html.picture(png)}"></figure></section>'
     )
-    opening = html.verdict(_sentence(experiment), [*_scale_line(record), *notes(experiment, record, panels)])
+    opening = html.verdict(_sentence(experiment), [*scale_line(record), *told])
     by = f"laconic reproduce {experiment.name} --scale {record['scale']}"
     named = f"{experiment.title} – laconic reproduce", by, experiment.title
     return html.document(*named, "\n".join([opening, *body]), pictures=True)

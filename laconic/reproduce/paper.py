@@ -63,6 +63,22 @@ ROUNDS: dict[str, dict[int, Number]] = {
     "LAgg-A": {4: Number(122), 8: Number(81), 16: Number(55)},
 }
 
+# The table of times: model → H → seconds of a round and overhead, of local SGD, LOpt-A and LAgg-A. On A6000 GPUs.
+TIMES: dict[str, dict[int, tuple[tuple[float, float], ...]]] = {
+    "ViT-Base": {
+        8: ((0.58, 1.00), (0.64, 1.11), (0.68, 1.17)),
+        16: ((2.05, 1.00), (2.13, 1.04), (2.16, 1.05)),
+        32: ((3.93, 1.00), (4.02, 1.02), (4.04, 1.03)),
+        64: ((7.71, 1.00), (7.83, 1.02), (7.86, 1.02)),
+    },
+    "ResNet50": {
+        8: ((0.57, 1.00), (0.65, 1.14), (0.71, 1.25)),
+        16: ((2.11, 1.00), (2.19, 1.04), (2.25, 1.07)),
+        32: ((4.19, 1.00), (4.25, 1.01), (4.32, 1.03)),
+        64: ((8.51, 1.00), (8.60, 1.01), (8.66, 1.02)),
+    },
+}
+
 
 def speedups(column: str) -> dict[str, Number]:
     """A column of Table 1, by method."""

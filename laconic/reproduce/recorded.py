@@ -7,7 +7,7 @@ from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS
 from laconic.recipes.meta_config import MetaConfig, described
 from laconic.recipes.sweep_config import SweepConfig
-from laconic.reproduce.folder import with_default_population
+from laconic.reproduce.folder import decided_by_data, with_defaults
 from laconic.store.runlog import plain, read
 from laconic.zoo import cards
 
@@ -36,8 +36,8 @@ def find_sweep(config: SweepConfig, root: Path = SWEEPS_FOLDER) -> list[dict[str
             continue
         kinds = [record.get("kind") for record in records]
         if kinds[:1] == ["run"] and kinds[-1] == "ranking":
-            theirs, ours = with_default_population(records[0]["config"]), plain(config)
-            decided = {"local_steps"} if config.federated.active else set()
-            if all(theirs.get(key) == ours[key] for key in SETTING if key not in decided):
+            theirs, ours = with_defaults(records[0]["config"], config), plain(config)
+            decided = decided_by_data(config)
+            if all(theirs[key] == ours[key] for key in SETTING if key not in decided):
                 return records
     return None

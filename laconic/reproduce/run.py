@@ -1,8 +1,8 @@
 """Carrying an experiment out: learned optimizers found or meta-trained, comparisons and sweeps run, tables made.
 
 The folder holds `records.jsonl` (a "run" record, an "experiment" record at the end), `optimizers/NAME/`,
-`panels/NAME/` and `sweeps/NAME/`, each a run of its own that is skipped once finished and taken up where it stopped,
-and the table and figure that are made of their records.
+`panels/NAME/`, `sweeps/NAME/` and `timings/NAME/`, each a run of its own that is skipped once finished and taken up
+where it stopped, and the table and figure that are made of their records.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from laconic.bench.clock import Tick
+from laconic.bench.overhead import PARTS
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.recipes.compare import compare, resume
@@ -20,7 +22,7 @@ from laconic.recipes.meta_train import meta_train, resume_meta_train
 from laconic.recipes.sweep import resume_sweep, sweep
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.compiling import compiled_for
-from laconic.reproduce.experiment import Experiment, Learned, Panel, check_parts, narrowed, parts_of
+from laconic.reproduce.experiment import Experiment, Learned, Panel, TimingPanel, check_parts, narrowed, parts_of
 from laconic.reproduce.folder import begin, begun, conclude, done_parts, finished, read_header
 from laconic.reproduce.mixes import mix_rows
 from laconic.reproduce.outcome import hparam_rows, rows_of
@@ -28,6 +30,8 @@ from laconic.reproduce.page import write_outcome
 from laconic.reproduce.recorded import find_sweep, matches
 from laconic.reproduce.registry import experiment as by_name
 from laconic.reproduce.scale import at_scale
+from laconic.reproduce.timings import METRIC, begin_timing, run_timing, timing_rows
+from laconic.reproduce.tuning import sweep_name, tuned_rows, with_tuned
 from laconic.store.runlog import read
 
 BEST = "best.safetensors"
@@ -45,6 +49,10 @@ class Watching(Protocol):
         """A meta-training begins."""
         ...
 
+    def timing(self, title: str, total: int) -> AbstractContextManager[Tick]:
+        """So many timings begin; whoever watches is told what each was of."""
+        ...
+
 
 class Nobody:
     """Watches nothing."""
@@ -56,6 +64,10 @@ class Nobody:
     def meta_train(self, title: str) -> AbstractContextManager[MetaObserver]:
         """Silence."""
         return nullcontext(Unwatched())
+
+    def timing(self, title: str, total: int) -> AbstractContextManager[Tick]:
+        """Silence."""
+        return nullcontext(lambda name: None)
 
 
 def reproduce(
@@ -108,16 +120,19 @@ def carry_out(
     experiment = narrowed(experiment, {*panels, *done_parts(folder)} if panels else set(whole))
     place = _Place(folder, scale, watching or Nobody(), stop)
     files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
-    compared = {panel.name: _run_panel(panel, files, place) for panel in experiment.panels}
+    sought = _run_tunings(experiment, scale, place)
+    compared = {p.name: _run_panel(with_tuned(p, sought), files, place) for p in experiment.panels}
+    timed = {timing.name: _run_timing(timing, place) for timing in experiment.timings}
     recorded = {name: find_sweep(config) for name, config in full.items()}
     sweeps = {row.sweep: row.config for row in experiment.sweeps}
     # what is on record was swept in the paper's setting, and stands in for that alone
     standing = {name: recorded[name] for name, config in sweeps.items() if config == full[name]}
     found = {name: standing.get(name) or _run_sweep(name, config, place) for name, config in sweeps.items()}
-    rows = rows_of(experiment, compared) + hparam_rows(experiment, found, recorded) + mix_rows(experiment)
+    rows = rows_of(experiment, compared) + tuned_rows(experiment, sought) + hparam_rows(experiment, found, recorded)
+    rows += mix_rows(experiment) + timing_rows(experiment, timed)
     left = [name for name in whole if name not in parts_of(experiment)]
     record = conclude(folder, experiment, scale, files, rows, left)
-    write_outcome(folder, experiment, record, compared)
+    write_outcome(folder, experiment, record, compared, timed)
     return folder, record
 
 
@@ -181,6 +196,29 @@ def _run_panel(panel: Panel, files: dict[str, str], place: _Place) -> list[Recor
 
     done = there and finished(folder, "summary", "report.html")
     return read(folder / RECORDS) if done else place.carry_on(panel.name, [config.task], run)
+
+
+def _run_tunings(experiment: Experiment, scale: str, place: _Place) -> dict[str, Sequence[Record]]:
+    """The sweeps that find baselines' values; at full scale one on record stands in for its like."""
+    found = {}
+    for panel in experiment.panels:
+        for tuning in panel.tuned:
+            name, recorded = sweep_name(panel, tuning), find_sweep(tuning.config) if scale == "full" else None
+            found[name] = recorded or _run_sweep(name, tuning.config, place)
+    return found
+
+
+def _run_timing(timing: TimingPanel, place: _Place) -> list[Record]:
+    folder, config = place.folder / "timings" / timing.name, timing.config
+    if not begun(folder, config):
+        begin_timing(folder, config)
+
+    def run() -> list[Record]:
+        with place.watching.timing(timing.title, len(PARTS) * config.restarts) as tick:
+            return run_timing(folder, config, tick, place.stop)
+
+    done = finished(folder, METRIC, RECORDS)
+    return read(folder / RECORDS) if done else place.carry_on(timing.name, [config.task], run)
 
 
 def _run_sweep(name: str, config: SweepConfig, place: _Place) -> Sequence[Record]:

@@ -5,11 +5,13 @@ What tells panels apart stays apart: K and H are quartered, so 8, 16 and 32 beco
 
 from dataclasses import replace
 
+from laconic.bench.overhead import OverheadConfig
 from laconic.errors import unknown
 from laconic.recipes.config import CompareConfig
+from laconic.recipes.grids import parse_grid
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.sweep_config import SweepConfig
-from laconic.reproduce.experiment import Experiment, Learned, Panel, SweepPanel, Use
+from laconic.reproduce.experiment import Experiment, Learned, Panel, SweepPanel, TimingPanel, Tuning, Use
 from laconic.tasks.catalog import TASKS
 
 SCALES = ("smoke", "full")
@@ -20,7 +22,20 @@ SMOKE_SIZES = (
     f"K and H are a quarter of what panels and labels say; {ROUNDS} rounds of batch {BATCH}, {SEEDS} seeds, narrow "
     f"networks, {STEPS} outer steps of meta-training; with a population its data decides H"
 )
-WIDTHS = {"cnn": 2, "cnn-bn": 2}  # by what a task's name ends in; 16 for all others
+SMOKE_TIMES = f"models are tiny, the sides of images an eighth, B = {BATCH} and K = 2; H is as it says"
+_RESNET = {"width": "2", "blocks": "1-1", "stem": "large"}
+_VIT = {"patch": "8", "hidden": "16", "heads": "2", "layers": "1"}
+SIZES: dict[str, dict[str, str]] = {  # by what a task's name ends in; a width of 16 for all others
+    "cnn": {"width": "2"},
+    "cnn-bn": {"width": "2"},
+    "resnet50": _RESNET,
+    "resnet152": _RESNET,
+    "deit-tiny": _VIT,
+    "vit-b": _VIT | {"patch": "4"},
+    "decoder": {"context": "16", "hidden": "16", "heads": "2", "layers": "1", "tokenizer": "bytes"},
+}
+EIGHTHS = {"width": 8, "side": 16}  # sizes that tell tasks apart, where a task gives them itself, and the least
+FEW = 16  # points of a grid that are not too many
 POINTS = {"slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")}  # 16 of its 487
 
 
@@ -32,7 +47,8 @@ def at_scale(experiment: Experiment, scale: str) -> Experiment:
         return experiment
     panels = tuple(_smoke_panel(panel) for panel in experiment.panels)
     sweeps = tuple(_smoke_sweep_panel(panel) for panel in experiment.sweeps)
-    return replace(experiment, panels=panels, sweeps=sweeps)
+    timings = tuple(_smoke_timing_panel(panel) for panel in experiment.timings)
+    return replace(experiment, panels=panels, sweeps=sweeps, timings=timings)
 
 
 def smoke(config: CompareConfig) -> CompareConfig:
@@ -74,12 +90,14 @@ def smoke_meta(config: MetaConfig) -> MetaConfig:
 
 
 def smoke_sweep(config: SweepConfig) -> SweepConfig:
-    """A sweep made small: fewer points of a large grid, and runs that were longer than others stay so."""
+    """A sweep made small: fewer points of a large grid, all at once, and runs that were longer than others stay so."""
+    many = len(parse_grid(config.grid)) > FEW
     return replace(
         config,
         task=small_task(config.task),
-        grid=POINTS.get(config.method, config.grid),
+        grid=POINTS.get(config.method, config.grid) if many else config.grid,
         points=(),
+        points_at_once=SweepConfig().points_at_once,
         workers=quarter(config.workers),
         local_steps=quarter(config.local_steps),
         batch=BATCH,
@@ -94,10 +112,18 @@ def quarter(count: int) -> int:
 
 
 def small_task(spec: str) -> str:
-    """The task at a small width, if it has one and no option of its own."""
-    if ":" in spec or "width" not in TASKS[spec].options:
-        return spec
-    return f"{spec}:width={WIDTHS.get(spec.partition('-')[2], 16)}"
+    """The task at a small size; a width of its own becomes an eighth, so that tasks stay apart, other options stay."""
+    name, _, given = spec.partition(":")
+    small = SIZES.get(name.partition("-")[2], {"width": "16"} if "width" in TASKS[name].options else {})
+    own = {item.partition("=")[0]: item.partition("=")[2] for item in given.split(",") if given}
+    own |= {key: str(max(least, int(own[key]) // 8)) for key, least in EIGHTHS.items() if key in own}
+    options = small | {key: value for key, value in own.items() if key != "compute"}  # CPUs have no use for bfloat16
+    return ":".join([name, *([",".join(f"{key}={value}" for key, value in options.items())] if options else [])])
+
+
+def smoke_times(config: OverheadConfig) -> OverheadConfig:
+    """Timings of a tiny model; calls and restarts stay, as they cost little then."""
+    return replace(config, task=small_task(config.task), batch=BATCH, workers=quarter(config.workers))
 
 
 def _smoke_panel(panel: Panel) -> Panel:
@@ -105,7 +131,10 @@ def _smoke_panel(panel: Panel) -> Panel:
     config = smoke(panel.config)
     if not any(kind.startswith("test-") for kind in panel.shown):  # one look at the test set, which costs seconds
         config = replace(config, evaluate_every=ROUNDS)
-    return replace(panel, config=config, learned=learned)
+    elif config.seeds_at_once:  # a large model takes long to look
+        config = replace(config, evaluate_every=ROUNDS // 2)
+    tuned = tuple(Tuning(tuning.label, replace(smoke_sweep(tuning.config), seeds=1)) for tuning in panel.tuned)
+    return replace(panel, config=config, learned=learned, tuned=tuned)
 
 
 def _smoke_learned(learned: Learned) -> Learned:
@@ -114,3 +143,7 @@ def _smoke_learned(learned: Learned) -> Learned:
 
 def _smoke_sweep_panel(panel: SweepPanel) -> SweepPanel:
     return replace(panel, config=smoke_sweep(panel.config))
+
+
+def _smoke_timing_panel(panel: TimingPanel) -> TimingPanel:
+    return replace(panel, config=smoke_times(panel.config))

@@ -25,7 +25,7 @@ class Aux(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["feed"],
-    meta_fields=["name", "init", "loss", "evaluate", "classes"],
+    meta_fields=["name", "init", "loss", "evaluate", "classes", "at_once"],
 )
 @dataclass(frozen=True)
 class Task:
@@ -37,6 +37,7 @@ class Task:
     evaluate: (params, model_state, batch) → metrics, in inference mode; must hold "loss" and may hold "accuracy"
     classes:  how many equally likely answers a guess has (ln of it is the loss of knowing nothing); None if there
               are no classes
+    at_once:  how many examples a gradient of more of them takes at a time, so that they fit in memory; None: all
     """
 
     name: str
@@ -45,6 +46,7 @@ class Task:
     feed: Feed
     evaluate: Callable[[Params, ModelState, Batch], Metrics] = field(kw_only=True)
     classes: int | None = field(default=None, kw_only=True)
+    at_once: int | None = field(default=None, kw_only=True)
 
 
 def plain_task(

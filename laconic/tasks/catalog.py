@@ -5,12 +5,13 @@ Adding a task is one line in `TASKS`. Naming a task reads no data; making it doe
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 
-from laconic.data import cifar10, digits, fmnist, imagenet32, imagenet_stream, text
+from laconic.data import cifar10, digits, fmnist, imagenet32, imagenet_stream, noise, text
 from laconic.data.bpe import BYTES
 from laconic.data.splits import Dataset, image_shape, undivided
 from laconic.errors import LaconicError, unknown
@@ -109,6 +110,10 @@ def _imagenet(side: int, options: Options) -> Dataset:
     return _divided(imagenet32.load(folder, side), options)
 
 
+def _noise(options: Options) -> Dataset:
+    return _divided(noise.load(options["side"], options["classes"]), options)
+
+
 def _divided(dataset: Dataset, options: Options) -> Dataset:
     """By default 80/10/10 of the train file; `split=all` trains on all of it."""
     return undivided(dataset) if options["split"] == "all" else dataset
@@ -125,7 +130,7 @@ def _tokens(options: Options) -> Dataset:
 
 _mlp2, _mlp3 = partial(_mlp, 2), partial(_mlp, 3)
 _imagenet32, _imagenet64 = partial(_imagenet, 32), partial(_imagenet, 64)
-_SPLIT, _COMPUTE = {"split": "80/10/10"}, {"compute": "f32"}
+_SPLIT, _COMPUTE = {"split": "80/10/10"}, {"compute": "f32", "at_once": 0}
 _RELU, _FOLDER = {"activation": "relu"}, {"folder": ""}
 _SMALL, _WIDE, _CHANNELS = {"width": 64} | _RELU, {"width": 128} | _RELU | _SPLIT, {"width": 32} | _SPLIT
 _DECODER = {"file": "", "context": 64, "hidden": 64, "heads": 4, "layers": 2}
@@ -135,6 +140,7 @@ _RESNET = {"width": 64, "stem": "", "conv": "product"} | _COMPUTE | _SPLIT
 _RESNET50, _RESNET152 = {"blocks": "3-4-6-3"} | _RESNET, {"blocks": "3-8-36-3"} | _RESNET
 _DEIT = {"patch": 4, "hidden": 192, "heads": 3, "layers": 12} | _COMPUTE | _SPLIT
 _VIT_B, _PATCH8, _STREAM = _DEIT | {"hidden": 768, "heads": 12}, {"patch": 8}, _FOLDER | {"stream": 0}
+_NOISE = {"side": 224, "classes": 1000}
 
 TASKS: dict[str, Entry] = {
     "digits-mlp": Entry("8×8 digits, MLP 64-64-64-10; needs no download", _digits, _mlp2, _SMALL),
@@ -159,6 +165,8 @@ TASKS: dict[str, Entry] = {
     "imagenet64-deit-tiny": Entry("ImageNet at 64×64, DeiT-tiny", _imagenet64, _vit, _DEIT | _PATCH8 | _STREAM),
     "imagenet64-vit-b": Entry("ImageNet at 64×64, ViT-B", _imagenet64, _vit, _VIT_B | _PATCH8 | _STREAM),
     "lm-decoder": Entry("next token of a text or of sentences, decoder of 12 layers", _tokens, _lm, _LM),
+    "noise-resnet50": Entry("random images, ResNet-50; for timing", _noise, _resnet, _RESNET50 | _NOISE),
+    "noise-vit-b": Entry("random images, ViT-B; for timing", _noise, _vit, _VIT_B | {"patch": 16} | _NOISE),
 }
 
 
@@ -172,7 +180,7 @@ def make_task_and_source(spec: str) -> tuple[Task, str]:
     name, options = parse_spec(spec)
     entry = TASKS[name]
     dataset = entry.load(options)
-    return entry.model(spec, dataset, options), dataset.source
+    return replace(entry.model(spec, dataset, options), at_once=options.get("at_once") or None), dataset.source
 
 
 def parse_spec(spec: str) -> tuple[str, Options]:

@@ -103,6 +103,19 @@ def test_overhead_adds_up(monkeypatch):
     assert found["parameters"] == 8_970
 
 
+def test_parts_that_are_known_are_not_timed_again(monkeypatch):
+    timed, kept = [], []
+    monkeypatch.setattr(overhead, "_one", lambda step, config, tick: timed.append(step) or 0.5)
+    for part in ("_gradient", "_local"):
+        monkeypatch.setattr(overhead, part, lambda *args, part=part: part)
+    monkeypatch.setattr(overhead, "_server", lambda task, name, K: name)
+    known = {"forward-backward": 0.1, "lopt-a": 0.2}
+    found = overhead.measure(overhead.OverheadConfig(), known=known, keep=lambda *part: kept.append(part))
+    assert timed == ["_local"] * 3 + ["local-sgd"] * 3 + ["lagg-a"] * 3
+    assert kept == [("local step", 0.5), ("local-sgd", 0.5), ("lagg-a", 0.5)]
+    assert found["parts_seconds"] == known | {name: 0.5 for name, _ in kept}
+
+
 @pytest.mark.slow
 def test_overhead_of_a_task(capfd, tmp_path):
     argv = ["bench", "overhead", "--task", "digits-mlp", "--local-steps", "8", "--calls", "3", "--last", "2"]
@@ -124,6 +137,15 @@ def test_the_last_calls_count(monkeypatch):
 
     config = overhead.OverheadConfig(calls=5, last=3)
     assert overhead._one(clock.Step(call, 0, (), None), config, lambda: None) == 2.0
+
+
+def test_every_restart_begins_from_the_first_state():
+    seen, config = [], overhead.OverheadConfig(calls=2, last=1)
+    step = clock.compiled(lambda x: x + 1.0, jnp.zeros(3))
+    watched = step._replace(call=lambda x: seen.append(float(x[0])) or step.call(x))
+    for _ in range(2):
+        overhead._one(watched, config, lambda: None)
+    assert seen == [0.0, 1.0, 2.0] * 2
 
 
 def test_the_clock_takes_medians_of_chained_calls(monkeypatch):

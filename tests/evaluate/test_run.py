@@ -65,6 +65,20 @@ def test_seeds_are_independent_of_their_company():
     assert np.abs(together[0] - together[1]).max() > 1e-3
 
 
+def test_seeds_some_at_a_time_are_the_same_seeds():
+    method, sizes = parse_method("slowmo:gamma=0.05,beta=0.5", 2), (2, 2, 8, 6, (3, 7, 5), 3)
+    together = Simulation(least_squares(test={"x": X, "y": Y}), method, Setting(*sizes))
+    apart = Simulation(least_squares(test={"x": X, "y": Y}), method, Setting(*sizes, seeds_at_once=2))
+    for one, other in zip(together.run(together.start()), apart.run(apart.start()), strict=True):
+        np.testing.assert_allclose(other.losses, one.losses, rtol=1e-6)
+        np.testing.assert_allclose(other.heldout["loss"], one.heldout["loss"], rtol=1e-6)
+
+
+def test_seeds_at_once_are_counted(raises_clearly):
+    with raises_clearly("seeds_at_once", "-1"):
+        Setting(seeds_at_once=-1)
+
+
 def test_absent_workers_are_left_out_of_the_mean():
     """By hand: local SGD, and the mean of those that are there, who are others in every round."""
     K, H, B, rounds, gamma, missing = 5, 3, 8, 6, 0.05, 2

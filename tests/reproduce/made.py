@@ -86,6 +86,11 @@ class Watch:
         self.title = title
         yield _Meta(self)
 
+    @contextmanager
+    def timing(self, title, total):
+        self.title = title
+        yield lambda name: self.begun.append((title, name, total))
+
     def begin(self, label, rounds, done):
         self.begun.append((self.title, label, done))
 

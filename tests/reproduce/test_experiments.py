@@ -3,7 +3,9 @@
 import pytest
 
 from laconic.compress import parse_compressor
+from laconic.evaluate.families import check_points
 from laconic.recipes.config import CompareConfig
+from laconic.recipes.grids import parse_grid
 from laconic.recipes.methods import parse_method
 from laconic.reproduce import paper
 from laconic.reproduce.curves import KINDS
@@ -15,6 +17,11 @@ from laconic.reproduce.run import with_learned
 from laconic.reproduce.scale import SCALES, at_scale
 from laconic.tasks.catalog import TASKS, parse_spec
 
+OWN_SETTING = {  # batch, rounds, seeds
+    "fig-federated": (20, 1000, 3),
+    "fig-large": (128, 1000, 3),
+    "fig-resnet152": (128, 2000, 1),
+}
 NAMES = {
     "table-speedup",
     "fig-in-distribution",
@@ -30,6 +37,9 @@ NAMES = {
     "fig-large-h",
     "fig-federated",
     "fig-dirichlet",
+    "table-overhead",
+    "fig-large",
+    "fig-resnet152",
 }
 
 
@@ -46,7 +56,8 @@ def scaled(found, request):
 def labels_of(panel):
     files = {use.learned.name: "lopt-a" for use in panel.learned}  # any method will do to read a label
     config = with_learned(panel, files)
-    return [parse_method(spec, config.workers).label for spec in config.optimizers]
+    tuned = [tuning.label for tuning in panel.tuned]
+    return tuned + [parse_method(spec, config.workers).label for spec in config.optimizers]
 
 
 def test_the_names_are_those_of_the_paper():
@@ -61,7 +72,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(raises_clearly):
 
 def test_panels_can_be_told_apart(found):
     names = [panel.name for panel in found.panels]
-    assert len(set(names)) == len(names) > 0 or found.sweeps or found.mixes
+    assert len(set(names)) == len(names) > 0 or found.sweeps or found.mixes or found.timings
     assert set(found.averaged) <= set(names)
     for panel in found.panels:
         assert set(panel.metrics) <= set(COLUMNS)
@@ -80,8 +91,19 @@ def test_hand_designed_methods_and_tasks_parse(scaled):
         parse_compressor(config.compress)
         methods = [parse_method(spec, config.workers) for spec in config.optimizers]
         assert all(method.label != spec for method, spec in zip(methods, config.optimizers, strict=True))
-    for row in scaled.sweeps:
+    for row in (*scaled.sweeps, *scaled.timings):
         parse_spec(row.config.task)
+
+
+def test_baselines_are_tuned_in_the_setting_that_they_are_compared_in(scaled):
+    for panel in scaled.panels:
+        for tuning in panel.tuned:
+            config = tuning.config
+            check_points(config.method, parse_grid(config.grid))
+            for name in ("task", "workers", "local_steps", "batch", "federated"):
+                assert getattr(config, name) == getattr(panel.config, name)
+            assert config.rounds <= panel.config.rounds
+            assert config.first_seed + config.seeds <= panel.config.first_seed, "compared on seeds it was tuned on"
 
 
 def test_learned_optimizers_can_be_trained_for_the_panels_that_use_them(scaled):
@@ -107,12 +129,12 @@ def test_the_full_scale_is_the_papers():
     for found in EXPERIMENTS.values():
         for panel in found.panels:
             config = panel.config
-            batch, seeds = (20, 3) if found.name == "fig-federated" else (128, 10)
-            assert (config.batch, config.rounds, config.seeds, config.on_nan) == (batch, 1000, seeds, "continue")
+            batch, rounds, seeds = OWN_SETTING.get(found.name, (128, 1000, 10))
+            assert (config.batch, config.rounds, config.seeds, config.on_nan) == (batch, rounds, seeds, "continue")
         for learned in found.optimizers().values():
             fewest = 500 if "cnn" in "".join(learned.config.tasks) else 2000 if found.name == "fig-federated" else 3000
             assert fewest <= learned.config.steps <= 6000
-            assert learned.config.longest == 1000
+            assert learned.config.longest == (2000 if found.name == "fig-resnet152" else 1000)
 
 
 def test_published_optimizers_stand_in_at_full_scale_only(found):
@@ -185,6 +207,41 @@ def test_federated_experiments_are_in_the_papers_setting():
     best = {row.title: row.paper for row in EXPERIMENTS["table-hparams"].sweeps if row.config.federated.active}
     assert best["CIFAR-10, CNN, α = 0.1, valid loss: FedAdagrad"] == {"gamma": 0.1, "eta": 0.1}
     assert best["Fashion-MNIST, 2-layer MLP, α = 100, valid loss: SCAFFOLD"] == {"gamma": 0.01}
+
+
+def test_large_tasks_are_in_the_papers_setting_and_fit_a_gpu():
+    found = EXPERIMENTS["fig-large"]
+    assert [panel.paper["LOpt-A"].value for panel in found.panels] == [2.56, 2.31, 6.76]
+    assert [panel.shown for panel in found.panels] == [("train", "test-accuracy")] * 2 + [("train", "test-loss")]
+    for panel in found.panels:
+        assert (panel.config.workers, panel.config.local_steps, panel.config.seeds_at_once) == (8, 4, 1)
+        assert set(labels_of(panel)) == {*panel.paper, "SGD (K·H steps)", "LOpt-A (general)"}
+        assert sum(len(parse_grid(tuning.config.grid)) for tuning in panel.tuned) == 14
+    (panel,) = EXPERIMENTS["fig-resnet152"].panels
+    assert (panel.config.workers, panel.config.local_steps, panel.config.seeds_at_once) == (8, 8, 1)
+    assert labels_of(panel) == ["SlowMo", "LOpt-A", "LAgg-A"]
+    assert panel.tuned[0].config.grid[-2:] == ("clip=5", "decay=0.0001")
+    for use in panel.learned:
+        widths = [inner.task.rpartition("=")[2] for inner in use.learned.config.inners()]
+        assert widths == ["64", "128", "256", "512"]
+        for inner in use.learned.config.inners():
+            assert (inner.workers, inner.local_steps, inner.batch) == (8, 8, 128)
+            assert (inner.local.clip, inner.local.weight_decay) == (5.0, 1e-4)
+    for name in ("fig-large", "fig-resnet152"):
+        sought = [tuning.config for panel in EXPERIMENTS[name].panels for tuning in panel.tuned]
+        assert all((config.points_at_once, config.seeds) == (1, 1) for config in sought)
+
+
+def test_times_are_taken_as_the_papers_are():
+    for panel in EXPERIMENTS["table-overhead"].timings:
+        config = panel.config
+        assert (config.local_steps, config.batch, config.workers) == ((8, 16, 32, 64), 128, 8)
+        assert (config.last, config.restarts) == (40, 3)
+    found = {panel.title: panel.paper for panel in EXPERIMENTS["table-overhead"].timings}
+    assert found["ResNet-50 at 224×224"] == paper.TIMES["ResNet50"]
+    assert found["ViT-B at 128×128"] == paper.TIMES["ViT-Base"]
+    assert not found["ResNet-50 at 128×128"]
+    assert not found["ViT-B at 224×224"]
 
 
 def test_panels_own_settings_are_not_the_defaults_of_a_demonstration():

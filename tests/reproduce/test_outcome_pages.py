@@ -12,6 +12,7 @@ from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.curves import all_axes, looks_of
 from laconic.reproduce.draw import draw_bars, experiment_figure
 from laconic.reproduce.experiment import Experiment, Listing, SweepPanel
+from laconic.reproduce.notes import notes
 from laconic.reproduce.outcome import rows_of
 from laconic.reproduce.page import difference, hparams_table, markdown, page, panels_table, write_outcome
 from laconic.reproduce.scale import SMOKE_LINE
@@ -97,6 +98,43 @@ def test_the_figure_has_every_axes_the_legend_and_the_note():
     ElementTree.fromstring(svg_bytes(figure))
 
 
+def test_two_axes_of_a_panel_stand_side_by_side():
+    pairs = tuple(replace(panel, shown=("train", "test-loss")) for panel in PAINTED.panels)
+    figure = experiment_figure(replace(PAINTED, panels=pairs, across=()), PANELS, ROWS)
+    assert [plot.get_title(loc="left") for plot in figure.axes] == ["First", "First", "Second", "Second"]
+    assert figure.axes[0].get_gridspec().ncols == 2
+
+
+def broken(losses, diverged):
+    """The first panel with SlowMo's second seed at these losses from round 21 on."""
+    slow = dict(PANELS["a"][2])
+    slow["train"] = [list(curve) for curve in slow["train"]]
+    slow["train"][1][20:] = losses
+    slow["diverged"] = [False, diverged, False]
+    return {"a": [*PANELS["a"][:2], slow, *PANELS["a"][3:]], "b": PANELS["b"]}
+
+
+def test_a_diverged_curve_is_drawn_as_far_as_it_goes_and_told_of():
+    panels = broken([None] * 20, True)
+    figure = experiment_figure(PAINTED, panels, ROWS)
+    (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert cross.get_xdata() == [20]
+    curve = np.mean(np.array(PANELS["a"][2]["train"])[:, 10:20])
+    assert cross.get_ydata() == pytest.approx(curve)
+    told = notes(PAINTED, record(), panels, {})
+    assert "Diverged: SlowMo on First, 1 of 3 seeds, first in round 21." in told
+    assert not [text for text in notes(PAINTED, record(), PANELS, {}) if "Diverged" in text]
+    weights = "in its last rounds" in " ".join(notes(PAINTED, record(), broken([1.0] * 20, True), {}))
+    assert weights, "only the weights were no numbers any more"
+
+
+def test_a_curve_that_leaves_the_chart_is_marked_where_it_does():
+    figure = experiment_figure(PAINTED, broken([1e6] * 20, False), ROWS)
+    markers = [(line.get_marker(), list(line.get_xdata())) for line in figure.axes[0].lines]
+    assert [x for marker, x in markers if marker == "^"] == [[20]]
+    assert not [x for marker, x in markers if marker == "x"]
+
+
 def test_bars_are_our_numbers_and_diamonds_the_papers():
     from matplotlib.figure import Figure
 
@@ -148,7 +186,8 @@ def test_rounds_say_which_loss_they_are_to():
 
 @pytest.mark.parametrize(("scale", "said"), [("smoke", True), ("full", False)])
 def test_only_the_smoke_scale_says_so(scale, said):
-    for text in (markdown(PAINTED, record(scale), PANELS), page(PAINTED, record(scale), PANELS, b"")):
+    told = notes(PAINTED, record(scale), PANELS, {})
+    for text in (markdown(PAINTED, record(scale), told), page(PAINTED, record(scale), told, b"")):
         assert (SMOKE_LINE in text) == said
         assert ("a quarter of what" in text) == said
         for part in ("The paper: it is fast.", "much.", "bundled digits", "published lopt-a-fmnist", "Abacus"):
@@ -156,9 +195,9 @@ def test_only_the_smoke_scale_says_so(scale, said):
 
 
 def test_markup_in_a_title_stays_text():
-    text = page(replace(PAINTED, title="<b>x</b>"), record(), PANELS, b"")
+    text = page(replace(PAINTED, title="<b>x</b>"), record(), ["<b>x</b>"], b"")
     assert "<b>x" not in text
-    lines = [line for line in markdown(PAINTED, record(), PANELS).splitlines() if line.startswith("| ")]
+    lines = [line for line in markdown(PAINTED, record(), []).splitlines() if line.startswith("| ")]
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
 

@@ -20,6 +20,24 @@ def test_cells_of_table_1():
     assert hyphens == [("SlowMo", paper.SPEEDUP_COLUMNS.index("ImageNet ViT"))]
 
 
+def test_the_table_of_times_as_printed():
+    printed = """
+        0.58 0.64 0.68 1.00 1.11 1.17  2.05 2.13 2.16 1.00 1.04 1.05
+        3.93 4.02 4.04 1.00 1.02 1.03  7.71 7.83 7.86 1.00 1.02 1.02
+        0.57 0.65 0.71 1.00 1.14 1.25  2.11 2.19 2.25 1.00 1.04 1.07
+        4.19 4.25 4.32 1.00 1.01 1.03  8.51 8.60 8.66 1.00 1.01 1.02
+    """
+    ours = []
+    for rows in (row for model in paper.TIMES.values() for row in model.values()):
+        ours += [seconds for seconds, _ in rows] + [overhead for _, overhead in rows]
+    assert ours == [float(word) for word in printed.split()]
+    for rows in (row for model in paper.TIMES.values() for row in model.values()):
+        base = rows[0][0]
+        for seconds, overhead in rows:  # both are rounded to two decimals
+            low, high = (seconds - 0.005) / (base + 0.005), (seconds + 0.005) / (base - 0.005)
+            assert low - 0.005 <= overhead <= high + 0.005
+
+
 def test_table_2_as_printed():
     printed = "Local SGD – 721 625 SlowMo 311 182 121 LOpt-A 119 121 89 LAgg-A 122 81 55"
     ours = []

@@ -62,6 +62,16 @@ def test_a_task_with_options_of_its_own_is_left_alone():
     assert small_task("cifar10-cnn-bn") == "cifar10-cnn-bn:width=2"
 
 
+def test_sizes_that_tell_tasks_apart_still_do():
+    widths = [small_task(f"imagenet32-mlp3:width={width}") for width in (64, 128, 256, 512)]
+    assert widths == [f"imagenet32-mlp3:width={width}" for width in (8, 16, 32, 64)]
+    sides = [small_task(f"noise-vit-b:side={side}") for side in (224, 128)]
+    assert [task.rpartition(",")[2] for task in sides] == ["side=28", "side=16"]
+    large = small_task("imagenet32-resnet50:compute=bf16,at_once=128")
+    assert large == "imagenet32-resnet50:width=2,blocks=1-1,stem=large,at_once=128"
+    assert "file=a/b.txt" in small_task("lm-decoder:file=a/b.txt")
+
+
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
 def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
     full, small = EXPERIMENTS[name], at_scale(EXPERIMENTS[name], "smoke")
@@ -71,6 +81,10 @@ def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
     for ours, theirs in zip(small.panels, full.panels, strict=True):
         assert ours.config.optimizers == theirs.config.optimizers
         assert [use.label for use in ours.learned] == [use.label for use in theirs.learned]
+        tuned = lambda panel: [(t.label, t.config.method, t.config.grid) for t in panel.tuned]
+        assert tuned(ours) == tuned(theirs)
+    assert [timing.title for timing in small.timings] == [timing.title for timing in full.timings]
+    assert len({timing.config for timing in small.timings}) == len(full.timings)
     assert list(small.optimizers()) == list(full.optimizers())
     distinct = list(small.optimizers().values())
     assert all(one.config != other.config for i, one in enumerate(distinct) for other in distinct[:i])
@@ -79,7 +93,7 @@ def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
 
 def test_the_test_set_is_looked_at_more_than_once_only_where_that_is_shown():
     looks = lambda name: {p.config.evaluate_every for p in at_scale(EXPERIMENTS[name], "smoke").panels}
-    assert (looks("fig-validation"), looks("fig-workers")) == ({10}, {50})
+    assert (looks("fig-validation"), looks("fig-workers"), looks("fig-large")) == ({10}, {50}, {25})
 
 
 def test_an_unknown_scale_is_refused(raises_clearly):

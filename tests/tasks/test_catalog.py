@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.data import cifar10, digits, fmnist, imagenet32, imagenet_stream, text
+from laconic.data import cifar10, digits, fmnist, imagenet32, imagenet_stream, noise, text
 from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import TASKS, make_task, make_task_and_source, parse_spec
 from tests.outer.trees import QUICK
 
 SHAPES = {"digits": (8, 8, 1), "fmnist": (28, 28, 1), "cifar10": (32, 32, 3), "imagenet32": (32, 32, 3)}
-SHAPES["imagenet64"] = (64, 64, 3)
+SHAPES |= {"imagenet64": (64, 64, 3), "noise": (224, 224, 3)}
+CLASSES = {"imagenet32": 200, "imagenet64": 200, "noise": 1000}
 
 
 def resnet(published, classes):
@@ -49,6 +50,8 @@ PARAMETERS = {
     "imagenet64-deit-tiny": vit(DEIT_TINY, 192, 8, 64, 200),
     "imagenet64-vit-b": vit(VIT_B, 768, 8, 64, 200),
     "lm-decoder": 6_928_000,
+    "noise-resnet50": RESNET50,
+    "noise-vit-b": VIT_B,
 }
 
 
@@ -63,7 +66,7 @@ def made(image_set, text_set):
         if family == "lm":
             dataset = text_set(options["context"], options.get("vocab", 256))
         else:
-            dataset = image_set(*shape, classes=200 if family.startswith("imagenet") else 10)
+            dataset = image_set(*shape, classes=CLASSES.get(family, 10))
         return TASKS[name].model(spec, dataset, options)
 
     return make
@@ -220,13 +223,25 @@ def test_naming_a_task_reads_no_data(monkeypatch):
     def fail(*_, **__):
         raise AssertionError("data was read")
 
-    for module in (cifar10, digits, fmnist, imagenet32, imagenet_stream, text):
+    for module in (cifar10, digits, fmnist, imagenet32, imagenet_stream, noise, text):
         monkeypatch.setattr(module, "load", fail)
     for name, entry in TASKS.items():
         assert parse_spec(name) == (name, entry.options)
         assert "\n" not in entry.description
         with pytest.raises(AssertionError, match="data was read"):
             make_task(name)
+
+
+def test_random_images_have_the_sizes_asked_for_and_are_the_same_every_time():
+    spec = "noise-vit-b:side=8,classes=5,patch=4,hidden=8,heads=2,layers=1,at_once=16"
+    tasks = [make_task(spec) for _ in range(2)]
+    train, again = (task.feed.splits["train"] for task in tasks)
+    assert train["x"].shape[1:] == (8, 8, 3)
+    assert set(np.unique(train["y"])) == set(range(5))
+    assert abs(float(np.mean(train["x"])) - 127.5) < 2
+    np.testing.assert_array_equal(train["x"], again["x"])
+    assert (tasks[0].classes, tasks[0].at_once) == (5, 16)
+    assert make_task("digits-mlp").at_once is None
 
 
 def test_options_reach_the_loaders(tmp_path):
