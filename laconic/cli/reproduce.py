@@ -106,7 +106,8 @@ def run_reproduce(argv: Sequence[str]) -> int:
                 name, scale, to = again.name, again.scale, again.out
                 folder, record = reproduce(name, scale, to, panels=again.panels, watching=OnScreen(), stop=stop)
         except Interrupted as stopped:
-            say(f"{stopped} Go on with: {go_on('reproduce', stopped.folder)}", err)
+            some = isinstance(again, ReproduceConfig) and again.panels  # the folder does not know which were asked for
+            say(f"{stopped} Go on with: {'the same command' if some else go_on('reproduce', stopped.folder)}", err)
             return stop.status
     _print_outcome(folder, record)
     return 0

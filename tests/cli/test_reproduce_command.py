@@ -21,7 +21,7 @@ def test_the_list_has_every_name_and_what_the_full_scale_needs(capfd):
 def test_help_names_experiments_and_flags(capfd):
     code, out, _ = laconic(capfd, "reproduce", "--help")
     assert code == 0
-    for word in ("--scale", "--out", *EXPERIMENTS):
+    for word in ("--scale", "--out", "--panels", *EXPERIMENTS):
         assert word in out
 
 
@@ -29,11 +29,12 @@ def test_refusals_are_one_line(capfd, tmp_path):
     assert_one_error(capfd, ["reproduce"], ["--list"])
     assert_one_error(capfd, ["reproduce", "fig-worker"], ["unknown experiment", "fig-workers"])
     assert_one_error(capfd, ["reproduce", "--resume", tmp_path], ["nothing to resume"])
+    assert_one_error(capfd, ["reproduce", "fig-h-transfer", "--panels", "h8"], ["unknown panel", "h4"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_with_the_command_that_goes_on(number, capfd, tmp_path, monkeypatch):
-    def stopped(name, scale, out, *, watching, stop):
+    def stopped(name, scale, out, *, panels, watching, stop):
         os.kill(os.getpid(), number)
         assert stop()
         raise command.Interrupted("stopped before one.", tmp_path)
@@ -43,3 +44,5 @@ def test_a_signal_ends_with_the_command_that_goes_on(number, capfd, tmp_path, mo
     code, out, err = laconic(capfd, "reproduce", "fig-ablation")
     assert (code, out) == (128 + number, "")
     assert f"stopped before one. Go on with: laconic reproduce --resume {tmp_path}" in err
+    code, _, err = laconic(capfd, "reproduce", "fig-h-transfer", "--panels", "h4")
+    assert (code, "stopped before one. Go on with: the same command" in err) == (128 + number, True)

@@ -44,7 +44,7 @@ import jax, os
 from laconic.cli import reproduce as command
 from laconic.reproduce import compiling
 
-def stopped(name, scale, out, *, watching, stop):
+def stopped(name, scale, out, *, panels, watching, stop):
     print(os.environ.get("XLA_FLAGS", ""), "|", jax.jit(lambda x: x + 1)(1.0))
     raise command.Interrupted("stopped.", ".")
 
