@@ -199,12 +199,13 @@ def _run_panel(panel: Panel, files: dict[str, str], place: _Place) -> list[Recor
 
 
 def _run_tunings(experiment: Experiment, scale: str, place: _Place) -> dict[str, Sequence[Record]]:
-    """The sweeps that find baselines' values; at full scale one on record stands in for its like."""
+    """The sweeps that find baselines' values; at full scale one on record stands in for one that is not begun."""
     found = {}
     for panel in experiment.panels:
         for tuning in panel.tuned:
-            name, recorded = sweep_name(panel, tuning), find_sweep(tuning.config) if scale == "full" else None
-            found[name] = recorded or _run_sweep(name, tuning.config, place)
+            name, config = sweep_name(panel, tuning), tuning.config
+            there = scale == "smoke" or begun(place.folder / "sweeps" / name, config)
+            found[name] = (None if there else find_sweep(config)) or _run_sweep(name, config, place)
     return found
 
 

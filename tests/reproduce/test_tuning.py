@@ -69,9 +69,10 @@ def test_the_grid_is_told(whole):
     assert f"Local SGD is tuned over {grid}" in told
 
 
-def test_nothing_is_tuned_twice(whole):
+def test_nothing_is_tuned_twice(whole, monkeypatch):
     folder, record, _ = whole
     watch = Watch()
+    monkeypatch.setattr(run, "find_sweep", lambda config: pytest.fail("its own sweep is there already"))
     assert carry_out(TUNED, "full", folder, watching=watch) == (folder, record)
     assert watch.begun == []
 
