@@ -29,10 +29,11 @@ from laconic.recipes.meta_run import MetaObserver
 from laconic.reproduce.compiling import spare_compiling
 from laconic.reproduce.experiment import narrowed, needs, parts_of
 from laconic.reproduce.folder import read_header
+from laconic.reproduce.notes import left_line, scale_line
 from laconic.reproduce.page import tables
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import reproduce, resume_experiment
-from laconic.reproduce.scale import SMOKE_LINE, at_scale
+from laconic.reproduce.scale import at_scale
 
 _RESUME = "Take up an experiment where it stopped; its name and scale come from the folder."
 
@@ -130,13 +131,10 @@ def _list() -> int:
 
 def _print_outcome(folder: Path, record: dict[str, Any]) -> None:
     found = at_scale(experiment(record["name"]), record["scale"])
-    left = record.get("left", [])
-    found = narrowed(found, [name for name in parts_of(found) if name not in left])
+    found = narrowed(found, set(parts_of(found)) - set(record.get("left", [])))
     for shown in tables(found, record["rows"]):
         out.print(table(shown.headers, shown.rows, shown.title, left=2))
-    if record["scale"] == "smoke":
-        say(SMOKE_LINE)
-    if left:
-        say(f"Not carried out yet: {', '.join(left)}.")
+    for line in (*scale_line(record), *left_line(record)):
+        say(line)
     for name in ("table.md", "table.html", "figure.png", "records.jsonl"):
         say(f"{name + ':':<14} {(folder / name).resolve()}")

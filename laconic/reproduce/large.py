@@ -3,12 +3,10 @@
 from dataclasses import replace
 
 from laconic.recipes.config import CompareConfig
-from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce import paper
-from laconic.reproduce.experiment import Across, Experiment, Learned, Panel, Tuning, Use
-from laconic.reproduce.settings import FULL, both
-from laconic.zoo import published
+from laconic.reproduce.experiment import Across, Experiment, Panel, Tuning, Use
+from laconic.reproduce.settings import FULL, both, by_recipe
 
 MEMORY = "compute=bf16,at_once=128"  # eight workers' activations in half the bytes; Adam's batch of 512 in quarters
 LARGE: CompareConfig = replace(FULL, seeds=3, seeds_at_once=1)
@@ -75,11 +73,6 @@ WORKERS = ("clip=5", "decay=0.0001")  # of SlowMo's local steps; the learned opt
 _RESNET152 = f"imagenet32-resnet152:{MEMORY}"
 
 
-def _widths(architecture: str) -> Learned:
-    name = f"{architecture}-imagenet32-widths"
-    return Learned(name, META_RECIPES[name][1], name if name in published() else None)
-
-
 FIG_RESNET152 = Experiment(
     "fig-resnet152",
     "Training ResNet-152",
@@ -89,7 +82,10 @@ FIG_RESNET152 = Experiment(
             "resnet152",
             "ResNet-152",
             replace(LARGE, task=_RESNET152, optimizers=(), local_steps=8, rounds=2000, seeds=1),
-            (Use("LOpt-A", _widths("lopt-a")), Use("LAgg-A", _widths("lagg-a"))),
+            (
+                Use("LOpt-A", by_recipe("lopt-a-imagenet32-widths")),
+                Use("LAgg-A", by_recipe("lagg-a-imagenet32-widths")),
+            ),
             metrics=("test_accuracy", "test_loss", "final_train", "diverged"),
             shown=("test-loss", "train", "test-accuracy"),
             tuned=(

@@ -24,7 +24,7 @@ def notes(
     sizes = SMOKE_TIMES if experiment.timings else SMOKE_SIZES
     found = [f"At this scale {sizes}."] if record["scale"] == "smoke" else []
     found += [*(f"The paper: {text}" for text in experiment.says), *experiment.leaves_out]
-    found += [f"Not carried out yet: {', '.join(record['left'])}."] if record.get("left") else []
+    found += left_line(record)
     found += tuned_notes(record["rows"])
     found += [text for panel in experiment.panels for text in diverged(panel.title, panels[panel.name])]
     sources = dict.fromkeys(of_kind(records, "run")[0]["task"]["source"] for records in panels.values())
@@ -58,3 +58,8 @@ def diverged(title: str, records: Sequence[Record]) -> list[str]:
 def scale_line(record: Record) -> list[str]:
     """That a run only shows that things work, if so."""
     return [SMOKE_LINE] if record["scale"] == "smoke" else []
+
+
+def left_line(record: Record) -> list[str]:
+    """Which parts are yet to be carried out, if any are."""
+    return [f"Not carried out yet: {', '.join(record['left'])}."] if record.get("left") else []

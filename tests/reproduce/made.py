@@ -3,6 +3,10 @@
 from contextlib import contextmanager
 from dataclasses import replace
 
+import jax
+import pytest
+
+from laconic.evaluate import report
 from laconic.recipes.config import CompareConfig
 from laconic.reproduce.experiment import Across, Experiment, Learned, Number, Panel, Use
 from tests.evaluate.made_up import comparison, method_record
@@ -64,6 +68,16 @@ PAINTED = Experiment(
     leaves_out=("much.",),
     across=(Across("Bits", "bits"), Across("LOpt-A", "train", ("LOpt-A",)), Across("Speedups", "bars")),
 )
+
+
+@contextmanager
+def quickly():
+    """Little optimising and no report, what takes the time in runs this small; gives the patch, for more."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write_report", lambda folder, records: (folder / "report.html").touch())
+        yield patch
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Killed(BaseException):

@@ -8,7 +8,6 @@ import jax
 import pytest
 
 from laconic.errors import LaconicError
-from laconic.evaluate import report
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes import meta_folder
 from laconic.recipes.meta_recipes import META_RECIPES
@@ -18,18 +17,15 @@ from laconic.reproduce.experiment import Learned
 from laconic.reproduce.recorded import find_sweep, matches
 from laconic.reproduce.run import carry_out, reproduce, resume_experiment, with_learned
 from laconic.store.runlog import read
-from tests.reproduce.made import DIGITS, Killed, Watch
+from tests.reproduce.made import DIGITS, Killed, Watch, quickly
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
     """Little optimising, no pictures: what takes the time in runs this small."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:  # for optax's AdamW
-        patch.setattr(report, "write_report", lambda folder, records: (folder / "report.html").touch())
+    with jax.numpy_dtype_promotion("standard"), quickly() as patch:  # for optax's AdamW
         patch.setattr(meta_folder, "learning_curve", lambda records, path: None)
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

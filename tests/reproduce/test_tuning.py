@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import jax
 import pytest
 
-from laconic.evaluate import report
 from laconic.evaluate.compare import Interrupted
 from laconic.recipes import sweep as sweep_module
 from laconic.recipes.sweep import sweep
@@ -16,7 +14,7 @@ from laconic.reproduce.notes import notes
 from laconic.reproduce.page import tables
 from laconic.reproduce.run import carry_out
 from laconic.store.runlog import read
-from tests.reproduce.made import SMALL, Watch
+from tests.reproduce.made import SMALL, Watch, quickly
 
 SIZES = {"task": SMALL.task, "workers": SMALL.workers, "local_steps": 1, "batch": 4, "rounds": 6}
 GRID = SweepConfig(method="local-sgd", grid=("gamma=1e-6,0.3,3e38",), points_at_once=1, **SIZES)
@@ -31,13 +29,10 @@ TUNED = Experiment(
 @pytest.fixture(scope="module", autouse=True)
 def quick():
     """Little optimising, no pictures: what takes the time in runs this small."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "write_report", lambda folder, records: (folder / "report.html").touch())
+    with quickly() as patch:
         patch.setattr(sweep_module, "heat_map", lambda records, path: path.touch())
         patch.setattr(run, "write_outcome", lambda *outcome: None)
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
