@@ -91,6 +91,10 @@ SWEEPS: dict[str, tuple[str, SweepConfig]] = {
         "the better part of SlowMo's grid, for tasks that take long: 80 points",
         SweepConfig(method="slowmo", grid=(_GAMMA, _over_gamma(_RATES[:4]), "beta=0.99,0.95,0.9,0.8,0.5")),
     ),
+    "slowmo-short": (
+        "the best part of SlowMo's grid for 300 rounds, for tasks that take very long; run its best again: 48 points",
+        SweepConfig(method="slowmo", grid=(_GAMMA, _over_gamma(_RATES[:3]), "beta=0.95,0.9,0.8,0.5"), rounds=300),
+    ),
     **{
         name: (
             f"local and server rates of {title}, our own grid: 28 points",
