@@ -10,6 +10,18 @@ _AGAIN = MetaConfig(steps=2000, ramp=2000, peak=1e-3)
 _ON = MetaConfig(steps=3000, ramp=2400, peak=1.5e-3, judge_every=1500)  # from a φ of a related setting
 _TOP = replace(_ON, pairs=4, local_clip=2.0)
 _ELSEWHERE = replace(_TOP, gamma=0.1, widest=784, judge_every=1000)  # tensors with more inputs take smaller steps
+_CNN = replace(  # a round of it takes twenty times as long as one of the MLP, hence few and short unrolls
+    _TOP,
+    tasks=("cifar10-cnn",),
+    widest=784,
+    steps=500,
+    ramp=400,
+    truncation=10,
+    peak=1e-3,
+    warmup=50,
+    judge_every=250,
+    judge_seeds=1,
+)
 _ABLATION = MetaConfig(steps=4000, ramp=3200, judge_every=1000)
 _PAPER = MetaConfig(
     gamma=0.5,
@@ -63,12 +75,12 @@ _FEDERATED_CNN = replace(_FEDERATED, tasks=("cifar10-cnn",), steps=500, ramp=400
 _ALIKE = Federated(400, 100.0)
 
 
-def _both(suffix: str, words: str, config: MetaConfig) -> dict[str, tuple[str, MetaConfig]]:
-    """The same for LOpt-A and LAgg-A, each beginning from the one for Fashion-MNIST at H = 4."""
+def _both(suffix: str, words: str, config: MetaConfig, first: str = "fmnist") -> dict[str, tuple[str, MetaConfig]]:
+    """The same for LOpt-A and LAgg-A, each beginning from the one for Fashion-MNIST at H = 4, or for another task."""
     return {
         f"{architecture}-{suffix}": (
-            f"{name} {words}, beginning from {architecture}-fmnist",
-            replace(config, architecture=architecture, init=f"{architecture}-fmnist"),
+            f"{name} {words}, beginning from {architecture}-{first}",
+            replace(config, architecture=architecture, init=f"{architecture}-{first}"),
         )
         for architecture, name in (("lopt-a", "LOpt-A"), ("lagg-a", "LAgg-A"))
     }
@@ -84,6 +96,7 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     **_both("fmnist-tenth", "for messages of the largest tenth", replace(_TOP, compress="topk:0.1+ef")),
     **_both("fmnist-hundredth", "for messages of the largest hundredth", replace(_TOP, compress="topk:0.01+ef")),
     **_both("cifar10-mlp2", "for CIFAR-10's 2-layer MLP", replace(_ELSEWHERE, tasks=("cifar10-mlp2",))),
+    **_both("cifar10-cnn", "for CIFAR-10's CNN", _CNN, first="cifar10-mlp2"),
     "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_ABLATION, architecture="lopt")),
     "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_ABLATION, architecture="lagg")),
     "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),
