@@ -59,9 +59,10 @@ class Layers(NamedTuple):
     by_b: Any  # [G·L, B, N]
     w1: Any
     b1: Any
-    w2: Any  # [2, N]
+    w2: Any  # [2, N], or at precision "half" [N, 16]
     b2: Any
     scales: Any  # [G, F] or None: normalisers that features are multiplied with
+    back: Any = None  # [2]: what scales the last layer's sums back at precision "half"
 
 
 class Change(NamedTuple):

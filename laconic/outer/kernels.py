@@ -35,18 +35,18 @@ class Tuning(NamedTuple):
     programs:      rows are halved until a launch has as many programs, because the GPU waits for the last of them
     warps, stages: Triton's, of `apply`
     precision:     of the two hidden layers' products, one of `PRECISIONS`
-    first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones
+    first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones; not at "half"
     ahead:         1 to read a row while the one before it is worked on, at the price of registers, else 0
-    hold:          1 to keep the last layer's weights in registers from row to row, 0 to read them again for each
+    hold:          1 to keep the last layer's weights in registers from row to row, 0 to read them again; 1 at "half"
     sum_*:         the same of the two passes that only add up
     interpret:     run by Pallas's interpreter, on any device and slowly
     """
 
-    lanes: int = 128
+    lanes: int = 32
     rows: int = 32
-    together: int = 1
+    together: int = 4
     programs: int = 1200
-    warps: int = 4
+    warps: int = 1
     stages: int = 1
     precision: str = "bf16x3"
     first: str = "dot"
@@ -64,6 +64,8 @@ class Tuning(NamedTuple):
             raise unknown("precision", self.precision, PRECISIONS)
         if self.first not in FIRST:
             raise unknown("first layer", self.first, FIRST)
+        if self.precision == "half" and self.first != "dot":
+            raise LaconicError('precision "half" multiplies every layer on matrix units; leave first at "dot".')
         for name, value in {"ahead": self.ahead, "hold": self.hold}.items():
             if value not in (0, 1):
                 raise LaconicError(f"{name} must be 0 or 1, got {value}.")

@@ -28,11 +28,12 @@ from laconic.outer.tensor import Theta, tensor_step
 from laconic.outer.tiles import default_tile
 
 PATHS = {
-    "auto": "tensorwise, until the passes have been timed on a GPU beside it",
+    "auto": "passes on a GPU for models from 4 M parameters on, otherwise tensorwise",
     "xla": "no kernel of our own; the reference",
     "tensorwise": "a tensor at a time; on a GPU one kernel runs a factored tensor's MLP",
     "passes": "three GPU kernels over the whole model, parameters and accumulators in place",
 }
+LARGE = 1 << 22  # parameters of a model from which on `auto` takes the passes; smaller ones compile sooner without
 ACCUMULATORS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -229,7 +230,7 @@ def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
             f"on, and tensors whose deltas and momenta are below {passes.REACH:,} numbers: choose path='auto'."
         )
     if path == "auto":
-        path = "tensorwise"
+        path = "passes" if can and backend == "gpu" and sum(sizes) >= LARGE else "tensorwise"
     _say(spec.architecture, path, backend)
     return path
 

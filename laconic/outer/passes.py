@@ -18,7 +18,7 @@ from laconic.outer.features import Ada, normaliser, safe_rsqrt
 from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
 from laconic.outer.products import can_multiply
-from laconic.outer.reach import largest_sums, within_float16
+from laconic.outer.reach import all_within_float16, largest_sums, second_within_float16
 from laconic.outer.stacks import Stack, Tensor, gather, scatter
 
 REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of a tensor lie in one array
@@ -76,7 +76,7 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     if tuning.precision in ("fp16", "half"):
         inputs = phi.theta["w0"][: -len(TIMESCALES)]
         largest = largest_sums(inputs, phi.bias, max(t.split.size for t in tensors))
-        layers = within_float16(layers, largest)
+        layers = (all_within_float16 if tuning.precision == "half" else second_within_float16)(layers, largest)
     change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
     done = [kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning) for bigs, small in rows]
     return scatter(tensors, stack, [big for bigs in done for big in bigs])

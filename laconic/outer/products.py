@@ -11,10 +11,11 @@
 
 Sums are float32 in all of them. In a step at precision "fp16" only the second layer is multiplied so, kept in range by
 `outer/reach.py`: features reach over more powers of ten than float16 does, and the first layer is that of bf16x3. At
-precision "half" both are, of features that have been normalised before.
+precision "half" all three layers are, of features that have been normalised before; see `outer/perceptron.py`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ _PRESETS = {
 # Bits of exponent and mantissa that are stored.
 _BITS = {"tf32x3": (8, 10), "bf16x3": (8, 7), "tf32": (8, 10), "fp16": (5, 10), "bf16": (8, 7)}
 PRECISIONS = ("float32", "tf32x3", "bf16x3", "tf32", "fp16", "half", "bf16")
-_LAYERS = {"fp16": ("bf16x3", "fp16"), "half": ("fp16", "fp16")}
+_LAYERS = {"fp16": ("bf16x3", "fp16")}
 Product = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -49,7 +50,7 @@ def product(precision: str, interpret: bool) -> Product:
         return lambda acc, x, w: acc + _imitated(precision, x, w)
     if precision in _PRESETS:
         return lambda acc, x, w: acc + jnp.dot(x, w, precision=_PRESETS[precision])
-    half = lambda x: x.astype(jnp.float16 if precision == "fp16" else jnp.bfloat16)
+    half = rounded(False, jnp.float16 if precision == "fp16" else jnp.bfloat16)
     add = lambda acc, x, w: acc + jnp.dot(x, w, preferred_element_type=jnp.float32)
     if precision in ("bf16", "fp16"):
         return lambda acc, x, w: add(acc, half(x), half(w))
@@ -61,6 +62,11 @@ def product(precision: str, interpret: bool) -> Product:
         return add(acc, half(x_high), w_high)
 
     return in_three
+
+
+def rounded(interpret: bool, dtype: Any = jnp.float16) -> Callable[[jax.Array], jax.Array]:
+    """Numbers as a type of 16 bits; under the interpreter as float32 that have been rounded to float16."""
+    return (lambda x: jax.lax.reduce_precision(x, *_BITS["fp16"])) if interpret else (lambda x: x.astype(dtype))
 
 
 def _cut(x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Layers, Place, Row, Small
-from laconic.outer.products import products
+from laconic.outer.perceptron import perceptron
 
 
 def squares(geometry: Geometry, cut: Cut, *refs: Any) -> None:
@@ -89,28 +89,14 @@ def _apply(
     new: Sequence[Any],
 ) -> None:
     new_param, new_m, new_v, *new_diagonal = new
-    dot_first, dot_second = products(tuning.precision, tuning.interpret)
-    tensor, tile = lanes.place.tensor, (cut.lanes, phi.b1.shape[0])
-    w0, w1, second = phi.w0[tensor], phi.w1[...], jnp.broadcast_to(phi.b1[...][None, :], tile)
     # The columns' share of the first layer stays in registers while the program goes down its rows.
     by_b = None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
-    scales = None if phi.scales is None else [phi.scales[tensor, f] for f in range(phi.scales.shape[1])]
-    last = [phi.w2[out, :] for out in (0, 1)] if tuning.hold else []
+    outputs = perceptron(phi, lanes.place.tensor, by_b, cut.lanes, tuning)
 
     def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
         features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
-        if scales is not None:
-            features = [x * scale for x, scale in zip(features, scales, strict=True)]
         by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
-        h = jnp.broadcast_to(by_a, tile) if by_b is None else by_b + by_a
-        if tuning.first == "dot":
-            h = dot_first(h, _joined(features, w0.shape[0]), w0)
-        else:
-            for f, x in enumerate(features):
-                h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
-        h = jnp.maximum(dot_second(second, jnp.maximum(h, 0.0), w1), 0.0)
-        w2 = last or [phi.w2[out, :] for out in (0, 1)]
-        direction, magnitude = (jnp.sum(h * w2[out][None, :], axis=1) + phi.b2[out] for out in (0, 1))
+        direction, magnitude = outputs(features, by_a)
         moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
         a = _index(cut, lanes, i)
         live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)
@@ -258,13 +244,3 @@ def _along(ref: Any, layer: jax.Array, index: jax.Array, length: int, c: int) ->
     if not index.shape:
         return ref[layer, c, jnp.minimum(index, length - 1)]
     return triton.load(ref.at[layer, c, index], mask=index < length, other=0.0)
-
-
-def _joined(columns: Sequence[jax.Array], count: int) -> jax.Array:
-    """Vectors [P] side by side as [P, count], the rest 0, in registers: pairs, then pairs of pairs, and so on."""
-    parts = [*columns, *[jnp.zeros_like(columns[0])] * (count - len(columns))]
-    while len(parts) > 1:
-        half = len(parts) // 2
-        pairs = zip(parts[:half], parts[half:], strict=True)
-        parts = [jnp.concatenate([x[..., None], y[..., None]], axis=-1) for x, y in pairs]
-    return parts[0].reshape(columns[0].shape[0], count)

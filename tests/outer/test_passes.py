@@ -154,7 +154,7 @@ def test_accumulators_in_bfloat16(path):
         assert_close(ada.row[0], twin.row["wide"][0], 1e-5)
 
 
-OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, hold=1)
+OTHER = Tuning(precision="tf32", first="fma", ahead=0, lanes=64, warps=8, hold=1, together=1)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,9 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
         assert [choose("passes", LOPT_A, 1000, 1) for _ in range(2)] == ["passes", "passes"]
     assert len(caplog.messages) == 1
     assert "'passes' on gpu" in caplog.messages[0]
-    assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
+    assert choose("auto", LOPT_A, learned.LARGE - 1, 1) == "passes"
+    assert choose("auto", LOPT_A, learned.LARGE - 1) == "tensorwise"
+    assert choose("auto", LearnedOptimizer("lopt"), 1 << 30) == "tensorwise"
     assert choose("xla", LOPT_A, 1000) == "xla"
     for spec in (LearnedOptimizer("lopt"), LearnedOptimizer("lopt-a", hidden=24)):
         with raises_clearly("accumulators", "power of two", "path='auto'"):
@@ -215,6 +217,8 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     assert choose("passes", LAGG_A[8], passes.REACH // 8 - 1) == "passes"
     with raises_clearly("are below", "path='auto'"):
         choose("passes", LAGG_A[8], passes.REACH // 8)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
 
 
 def test_blocks_that_cover_a_tensor_to_the_last_lane_are_known():
