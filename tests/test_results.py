@@ -113,6 +113,32 @@ def test_the_docs_show_the_sweeps_rankings(sweep):
     assert table in (ROOT / "docs" / "results.md").read_text()
 
 
+@pytest.mark.parametrize("task", ["cifar10-mlp2", "cifar10-cnn"])
+def test_baselines_that_the_paper_does_not_give_are_the_best_of_the_sweeps(task):
+    (panel,) = (panel for panel in experiment("table-speedup").panels if panel.name == task)
+    for method in ("local-sgd", "slowmo", "sgd", "adam"):
+        best = read(ROOT / "results" / "sweeps" / f"{task}-k8-h4-{method}" / "records.jsonl")[-1]["best"]
+        spec = next(spec for spec in panel.config.optimizers if spec.startswith(f"{method}:"))
+        assert _numbers(spec) == _numbers(best)
+
+
+def _numbers(spec: str) -> dict[str, float]:
+    """The options of a method without its label."""
+    options = dict(item.split("=") for item in spec.partition(":")[2].split(","))
+    return {key: float(value) for key, value in options.items() if key != "label"}
+
+
+def test_the_docs_say_how_the_cnn_does_at_the_papers_values():
+    for method, paper in (("slowmo", {"gamma": 0.5, "alpha": 2.0, "beta": 0.9}), ("sgd", {"alpha": 1.0})):
+        *points, ranking = read(ROOT / "results" / "sweeps" / f"cifar10-cnn-k8-h4-{method}-short" / "records.jsonl")[1:]
+        point = next(p for p in points if p["numbers"] == paper)
+        assert f"(lowest {point['minimum']:.2f}, {point['final']:.2f} a" in " ".join(DOCS.split())
+        if method == "slowmo":
+            rank = ranking["order"].index(point["index"]) + 1
+            assert f"{rank}th of {len(points)}" in DOCS
+            assert f"{100 * point['valid']['accuracy']:.1f} % of the validation images" in DOCS
+
+
 @pytest.mark.parametrize("run", EXPERIMENTS, ids=lambda run: run.name)
 def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tmp_path):
     found = at_scale(experiment(run.name.removesuffix("-full")), "full")
