@@ -184,9 +184,21 @@ def test_a_card_says_what_its_records_say(name):
     for result in card.results:
         folder = ROOT / "results" / Path(result["record"]).parent
         label = LABELS[card.architecture] if "reproduce" in folder.parts else name
-        if folder.name.startswith("fmnist-clip-"):  # their workers did not clip in meta-training: shown beside that
-            label = f"{card.architecture}-{folder.name.rpartition('-')[2]}+clip"
+        if "fig-h-transfer-full" in folder.parts and name.endswith("-h16"):
+            label += " (trained at H = 16)"
         assert result in results_of(folder, label), result
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_card_says_in_which_round_test_accuracy_is_best(name):
+    card = load(name).card
+    said = re.findall(r"peaks at round (\d+) on its own task", " ".join(card.limits))
+    for round_ in map(int, said):
+        folder = ROOT / "results" / Path(card.results[0]["record"]).parent
+        label = LABELS[card.architecture] if "reproduce" in folder.parts else name
+        method = next(r for r in read(folder / "records.jsonl") if r.get("label") == label)
+        curve = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)
+        assert round_ == method["evaluated_at"][int(np.argmax(curve))]
 
 
 def _mean_curve(folder: Path, label: str) -> np.ndarray:
