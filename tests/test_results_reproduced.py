@@ -8,7 +8,8 @@ import pytest
 from laconic.store.runlog import read
 
 ROOT = Path(__file__).parents[1]
-WORDS = " ".join((ROOT / "docs" / "results.md").read_text().split())  # lines end anywhere
+DOCS = (ROOT / "docs" / "results.md").read_text()
+WORDS = " ".join(DOCS.split())  # lines end anywhere
 LEARNED = ("LOpt-A", "LAgg-A")
 
 
@@ -52,3 +53,24 @@ def test_the_worst_round_at_any_number_of_local_steps():
     }
     H, label = max(worst, key=lambda key: worst[key])
     assert f"worst single round is {worst[H, label]:.2f} ({label} at H = {H})" in WORDS
+
+
+@pytest.mark.parametrize("share", ["1", "0.1", "0.01"])
+@pytest.mark.parametrize("label", ["Local SGD", "SlowMo", *LEARNED])
+def test_what_compressed_messages_cost(share, label):
+    panel = f"fig-compress-full/panels/top{share}"
+    method, reached = _method(panel, label), _mean_curve(panel, label).min() <= 0.2
+    rounds = _rounds(panel, label, 0.2) if reached else "–"
+    megabytes = f"{rounds * method['traffic']['sent_bits'] / 8e6:.3g}" if reached else "–"
+    accuracy = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)
+    best = f"{100 * accuracy.max():.2f} % | {method['evaluated_at'][int(accuracy.argmax())]}"
+    assert f"| {share} | {label} | {rounds} | {megabytes} | {best} |\n" in DOCS
+
+
+@pytest.mark.parametrize(("share", "runs", "spiking"), [("0.1", "nine of ten runs", 9), ("0.01", "five runs", 5)])
+def test_who_spikes_with_compressed_messages(share, runs, spiking):
+    lopt, lagg = (_losses(f"fig-compress-full/panels/top{share}", label)[:, 300:] for label in LEARNED)
+    assert (lopt > 0.3).any(axis=1).sum() == spiking
+    assert not (lagg > 0.3).any()
+    assert runs in WORDS
+    assert f"({lopt.max():.2f} at worst)" in WORDS
