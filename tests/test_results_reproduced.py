@@ -74,3 +74,21 @@ def test_who_spikes_with_compressed_messages(share, runs, spiking):
     assert not (lagg > 0.3).any()
     assert runs in WORDS
     assert f"({lopt.max():.2f} at worst)" in WORDS
+
+
+SAME = [
+    "table-speedup-full/panels/fmnist-mlp2",
+    "table-rounds-full/panels/h4",
+    "fig-ablation-full/panels/fmnist-mlp2",
+    "fig-h-transfer-full/panels/h4",
+    "fig-compress-full/panels/top1",
+]
+
+
+def test_five_panels_of_one_setting_agree():
+    lopt, lagg = ([_rounds(panel, label, 0.2) for panel in SAME] for label in LEARNED)
+    assert set(lopt) == {114}
+    assert f"needs 114 rounds to 0.2 in each and LAgg-A {min(lagg)} to {max(lagg)}" in WORDS
+    summaries = [read(ROOT / "results" / "reproduce" / panel / "records.jsonl")[-1] for panel in SAME]
+    speedups = [row["speedup"] for summary in summaries for row in summary["rows"] if row["label"] == "LOpt-A"]
+    assert f"LOpt-A's are {min(speedups):.1f}× to {max(speedups):.1f}×" in WORDS
