@@ -113,6 +113,32 @@ def test_the_docs_show_the_sweeps_rankings(sweep):
     assert table in (ROOT / "docs" / "results.md").read_text()
 
 
+@pytest.mark.parametrize("task", ["cifar10-mlp2", "cifar10-cnn"])
+def test_baselines_that_the_paper_does_not_give_are_the_best_of_the_sweeps(task):
+    (panel,) = (panel for panel in experiment("table-speedup").panels if panel.name == task)
+    for method in ("local-sgd", "slowmo", "sgd", "adam"):
+        best = read(ROOT / "results" / "sweeps" / f"{task}-k8-h4-{method}" / "records.jsonl")[-1]["best"]
+        spec = next(spec for spec in panel.config.optimizers if spec.startswith(f"{method}:"))
+        assert _numbers(spec) == _numbers(best)
+
+
+def _numbers(spec: str) -> dict[str, float]:
+    """The options of a method without its label."""
+    options = dict(item.split("=") for item in spec.partition(":")[2].split(","))
+    return {key: float(value) for key, value in options.items() if key != "label"}
+
+
+def test_the_docs_say_how_the_cnn_does_at_the_papers_values():
+    for method, paper in (("slowmo", {"gamma": 0.5, "alpha": 2.0, "beta": 0.9}), ("sgd", {"alpha": 1.0})):
+        *points, ranking = read(ROOT / "results" / "sweeps" / f"cifar10-cnn-k8-h4-{method}-short" / "records.jsonl")[1:]
+        point = next(p for p in points if p["numbers"] == paper)
+        assert f"(lowest {point['minimum']:.2f}, {point['final']:.2f} a" in " ".join(DOCS.split())
+        if method == "slowmo":
+            rank = ranking["order"].index(point["index"]) + 1
+            assert f"{rank}th of {len(points)}" in DOCS
+            assert f"{100 * point['valid']['accuracy']:.1f} % of the validation images" in DOCS
+
+
 @pytest.mark.parametrize("run", EXPERIMENTS, ids=lambda run: run.name)
 def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tmp_path):
     found = at_scale(experiment(run.name.removesuffix("-full")), "full")
@@ -158,9 +184,21 @@ def test_a_card_says_what_its_records_say(name):
     for result in card.results:
         folder = ROOT / "results" / Path(result["record"]).parent
         label = LABELS[card.architecture] if "reproduce" in folder.parts else name
-        if folder.name.startswith("fmnist-clip-"):  # their workers did not clip in meta-training: shown beside that
-            label = f"{card.architecture}-{folder.name.rpartition('-')[2]}+clip"
+        if "fig-h-transfer-full" in folder.parts and name.endswith("-h16"):
+            label += " (trained at H = 16)"
         assert result in results_of(folder, label), result
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_card_says_in_which_round_test_accuracy_is_best(name):
+    card = load(name).card
+    said = re.findall(r"peaks at round (\d+) on its own task", " ".join(card.limits))
+    for round_ in map(int, said):
+        folder = ROOT / "results" / Path(card.results[0]["record"]).parent
+        label = LABELS[card.architecture] if "reproduce" in folder.parts else name
+        method = next(r for r in read(folder / "records.jsonl") if r.get("label") == label)
+        curve = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)
+        assert round_ == method["evaluated_at"][int(np.argmax(curve))]
 
 
 def _mean_curve(folder: Path, label: str) -> np.ndarray:

@@ -98,8 +98,9 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
     if row is None:
         raise LaconicError(f"{folder} has no method labelled {label!r}.")
     curve = np.mean(np.asarray(_method(records, label)["heldout"]["accuracy"], float), axis=0)
+    sent = "" if config["compress"] == "dense" else f"messages {config['compress']}, "
     setting = (
-        f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}, "
+        f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}, {sent}"
         f"{config['rounds']} rounds, {config['seeds']} seeds from {config['first_seed']}"
     )
     target, reference = summary["target_loss"], summary["reference"]  # none where local SGD diverged or was left out

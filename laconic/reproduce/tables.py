@@ -28,7 +28,9 @@ _CIFAR_MLP = Panel(
     both("cifar10-mlp2"),
     paper.speedups("CIFAR10 MLP"),
 )
-_CIFAR_CNN = Panel("cifar10-cnn", "CIFAR-10, CNN", comparison(paper.CIFAR_CNN), both("cifar10-cnn"))
+# the best of `results/sweeps/cifar10-cnn-k8-h4-*`, where the CNN stays at chance with the paper's SGD and SlowMo
+_CIFAR_CNN_TUNED = replace(paper.CIFAR_CNN, sgd="0.5", slowmo=("0.1", "1", "0.95"))
+_CIFAR_CNN = Panel("cifar10-cnn", "CIFAR-10, CNN", comparison(_CIFAR_CNN_TUNED), both("cifar10-cnn"))
 _IMAGENET = Panel(
     "imagenet32-mlp3",
     "ImageNet at 32×32, 3-layer MLP",
@@ -43,6 +45,11 @@ _NOT_TUNED = (
     "SlowMo's points). Its text and its figure have a CNN where Table 1 says MLP; both are run, and the paper's "
     "number stands by the MLP."
 )
+_CNN_TUNED = (
+    "Of the values that the paper lists for CIFAR-10's CNN, local SGD's and Adam's are the best of sweeps here too. At "
+    "SGD's and SlowMo's the CNN here was at chance after 300 rounds, so both are the best of the sweeps instead (one "
+    "seed, 48 of SlowMo's points for 300 rounds and five of them for 1000)."
+)
 _SUBSET = "ImageNet is whatever 32×32 data is found, 1000 classes or a subset's 200; each panel's record says which."
 
 TABLE_SPEEDUP = Experiment(
@@ -54,6 +61,7 @@ TABLE_SPEEDUP = Experiment(
         "Table 1's meta-generalization columns (ResNet50 and ViT on ImageNet at 64×64, a decoder on LM1B) are in "
         "`fig-large`. The averages, the paper's too, are over the columns that are here.",
         _NOT_TUNED,
+        _CNN_TUNED,
         _SUBSET,
     ),
     averaged=("fmnist-mlp2", "cifar10-mlp2", "imagenet32-mlp3"),
@@ -66,7 +74,7 @@ FIG_IN_DISTRIBUTION = Experiment(
     "train loss on the tasks that the learned optimizers were meta-trained on",
     (replace(_FMNIST, paper={}), _CIFAR_CNN, replace(_IMAGENET, paper={})),
     says=("LAgg-A and LOpt-A converge faster than all other baselines from the start of training.",),
-    leaves_out=(_SUBSET,),
+    leaves_out=(_CNN_TUNED, _SUBSET),
 )
 
 # --- Table 2 ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+"""What the docs tell of the curves behind the paper's experiments is what the records say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from laconic.store.runlog import read
+
+ROOT = Path(__file__).parents[1]
+DOCS = (ROOT / "docs" / "results.md").read_text()
+WORDS = " ".join(DOCS.split())  # lines end anywhere
+LEARNED = ("LOpt-A", "LAgg-A")
+
+
+def _method(panel: str, label: str) -> dict:
+    records = read(ROOT / "results" / "reproduce" / panel / "records.jsonl")
+    return next(r for r in records if r["kind"] == "method" and r["label"] == label)
+
+
+def _losses(panel: str, label: str) -> np.ndarray:
+    """[seeds, rounds]"""
+    return np.asarray(_method(panel, label)["train"], float)
+
+
+def _mean_curve(panel: str, label: str) -> np.ndarray:
+    """The mean over seeds, 10-round trailing mean; entry i is after round i + 10."""
+    return np.convolve(_losses(panel, label).mean(axis=0), np.full(10, 0.1), "valid")
+
+
+def _rounds(panel: str, label: str, target: float) -> int:
+    return int(np.flatnonzero(_mean_curve(panel, label) <= target)[0]) + 10
+
+
+def test_how_the_optimizers_of_16_local_steps_do_at_4():
+    panel = "fig-h-transfer-full/panels/h4"
+    lopt, lagg = (_rounds(panel, f"{label} (trained at H = 16)", 0.2) for label in LEARNED)
+    assert f"they need {lagg} and {lopt} rounds to 0.2, SlowMo {_rounds(panel, 'SlowMo', 0.2)}" in WORDS
+
+
+@pytest.mark.parametrize("label", ["LOpt", "LAgg"])
+def test_when_those_without_accumulators_are_lowest(label):
+    curve = _mean_curve("fig-ablation-full/panels/fmnist-mlp2", label)
+    assert f"lowest, {curve.min():.3f}, in round {curve.argmin() + 10} and" in WORDS
+    assert f"to {curve[-1]:.3f}" in WORDS or f"at {curve[-1]:.3f}" in WORDS
+
+
+def test_the_worst_round_at_any_number_of_local_steps():
+    worst = {
+        (H, label): _losses(f"table-rounds-full/panels/h{H}", label)[:, 300:].max()
+        for H in (4, 8, 16)
+        for label in LEARNED
+    }
+    H, label = max(worst, key=lambda key: worst[key])
+    assert f"worst single round is {worst[H, label]:.2f} ({label} at H = {H})" in WORDS
+
+
+@pytest.mark.parametrize("share", ["1", "0.1", "0.01"])
+@pytest.mark.parametrize("label", ["Local SGD", "SlowMo", *LEARNED])
+def test_what_compressed_messages_cost(share, label):
+    panel = f"fig-compress-full/panels/top{share}"
+    method, reached = _method(panel, label), _mean_curve(panel, label).min() <= 0.2
+    rounds = _rounds(panel, label, 0.2) if reached else "–"
+    megabytes = f"{rounds * method['traffic']['sent_bits'] / 8e6:.3g}" if reached else "–"
+    accuracy = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)
+    best = f"{100 * accuracy.max():.2f} % | {method['evaluated_at'][int(accuracy.argmax())]}"
+    assert f"| {share} | {label} | {rounds} | {megabytes} | {best} |\n" in DOCS
+
+
+@pytest.mark.parametrize(("share", "runs", "spiking"), [("0.1", "nine of ten runs", 9), ("0.01", "five runs", 5)])
+def test_who_spikes_with_compressed_messages(share, runs, spiking):
+    lopt, lagg = (_losses(f"fig-compress-full/panels/top{share}", label)[:, 300:] for label in LEARNED)
+    assert (lopt > 0.3).any(axis=1).sum() == spiking
+    assert not (lagg > 0.3).any()
+    assert runs in WORDS
+    assert f"({lopt.max():.2f} at worst)" in WORDS
+
+
+SAME = [
+    "table-speedup-full/panels/fmnist-mlp2",
+    "table-rounds-full/panels/h4",
+    "fig-ablation-full/panels/fmnist-mlp2",
+    "fig-h-transfer-full/panels/h4",
+    "fig-compress-full/panels/top1",
+]
+
+
+def test_five_panels_of_one_setting_agree():
+    lopt, lagg = ([_rounds(panel, label, 0.2) for panel in SAME] for label in LEARNED)
+    assert set(lopt) == {114}
+    assert f"needs 114 rounds to 0.2 in each and LAgg-A {min(lagg)} to {max(lagg)}" in WORDS
+    summaries = [read(ROOT / "results" / "reproduce" / panel / "records.jsonl")[-1] for panel in SAME]
+    speedups = [row["speedup"] for summary in summaries for row in summary["rows"] if row["label"] == "LOpt-A"]
+    assert f"LOpt-A's are {min(speedups):.1f}× to {max(speedups):.1f}×" in WORDS
