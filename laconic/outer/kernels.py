@@ -42,11 +42,11 @@ class Tuning(NamedTuple):
     interpret:     run by Pallas's interpreter, on any device and slowly
     """
 
-    lanes: int = 32
+    lanes: int = 128
     rows: int = 32
     together: int = 4
     programs: int = 1200
-    warps: int = 1
+    warps: int = 4
     stages: int = 1
     precision: str = "bf16x3"
     first: str = "dot"
