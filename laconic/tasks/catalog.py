@@ -58,7 +58,7 @@ def _mlp(hidden_layers: int, name: str, dataset: Dataset, options: Options) -> T
 
 def _cnn(name: str, dataset: Dataset, options: Options) -> Task:
     sizes = image_shape(dataset)[-1], options["width"], dataset.classes
-    return classifier_task(name, lambda key: CNN(key, *sizes), dataset)
+    return classifier_task(name, lambda key: CNN(key, *sizes), dataset, compute=COMPUTE[options["compute"]])
 
 
 def _norm_cnn(name: str, dataset: Dataset, options: Options) -> Task:
@@ -68,7 +68,7 @@ def _norm_cnn(name: str, dataset: Dataset, options: Options) -> Task:
         model = NormCNN(key, *sizes)
         return model, model.begin()
 
-    return stateful_classifier_task(name, build, dataset)
+    return stateful_classifier_task(name, build, dataset, compute=COMPUTE[options["compute"]])
 
 
 def _resnet(name: str, dataset: Dataset, options: Options) -> Task:
@@ -132,7 +132,8 @@ _mlp2, _mlp3 = partial(_mlp, 2), partial(_mlp, 3)
 _imagenet32, _imagenet64 = partial(_imagenet, 32), partial(_imagenet, 64)
 _SPLIT, _COMPUTE = {"split": "80/10/10"}, {"compute": "f32", "at_once": 0}
 _RELU, _FOLDER = {"activation": "relu"}, {"folder": ""}
-_SMALL, _WIDE, _CHANNELS = {"width": 64} | _RELU, {"width": 128} | _RELU | _SPLIT, {"width": 32} | _SPLIT
+_SMALL, _WIDE = {"width": 64} | _RELU, {"width": 128} | _RELU | _SPLIT
+_CHANNELS = {"width": 32, "compute": "f32"} | _SPLIT
 _DECODER = {"file": "", "context": 64, "hidden": 64, "heads": 4, "layers": 2}
 _LM_WORDS = {"tokenizer": "bpe", "vocab": 4096, "lines": "false", "positions": "learned"}
 _LM = _DECODER | {"hidden": 192, "heads": 12, "layers": 12} | _LM_WORDS | _COMPUTE

@@ -11,6 +11,8 @@ from laconic.tasks.catalog import TASKS, parse_spec
 from tests.outer.trees import QUICK
 
 SPECS = [
+    "cifar10-cnn:width=4",
+    "cifar10-cnn-bn:width=4",
     "cifar10-resnet50:width=8,blocks=1-1",
     "cifar10-deit-tiny:patch=4,hidden=16,heads=2,layers=4",
     "lm-decoder:context=8,hidden=16,heads=2,layers=4,vocab=300,positions=rotary",
@@ -85,7 +87,7 @@ def test_the_two_are_close(spec, pair):
 
 
 def test_a_worker_keeps_float32_weights(pair):
-    _, narrow, params, state = pair(SPECS[1])
+    _, narrow, params, state = pair("cifar10-deit-tiny:patch=4,hidden=16,heads=2,layers=4")
     client = local_client(narrow, optax.sgd(1e-5))
     shared = Shared(params, state)
 

@@ -61,7 +61,7 @@ def counting(context):
 
 def test_every_large_task_is_here():
     learnable = {name: entry for name, entry in TASKS.items() if not name.startswith("noise-")}
-    large = {name for name, entry in learnable.items() if "compute" in entry.options}
+    large = {name for name, entry in learnable.items() if "at_once" in entry.options}
     assert large == set(SMALL)
     assert set(FAST) < large
 
