@@ -62,7 +62,7 @@ _WIDTHS = replace(
 )
 
 _FEDERATED = replace(
-    _FMNIST,
+    _TOP,
     workers=10,
     batch=20,
     gamma=0.1,
@@ -70,8 +70,12 @@ _FEDERATED = replace(
     objective="valid",
     steps=2000,
     ramp=1600,
+    judge_every=500,
+    init="lopt-a-fmnist",
 )
-_FEDERATED_CNN = replace(_FEDERATED, tasks=("cifar10-cnn",), steps=500, ramp=400, judge_every=100)
+_FEDERATED_CNN = replace(
+    _CNN, workers=10, batch=20, gamma=0.1, federated=_FEDERATED.federated, objective="valid", init="lopt-a-cifar10-mlp2"
+)
 _ALIKE = Federated(400, 100.0)
 
 
@@ -147,16 +151,21 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
         for architecture, name in (("lopt-a", "LOpt-A"), ("lagg-a", "LAgg-A"))
     },
     "fedlopt-fmnist": (
-        "FedLOpt for Fashion-MNIST's 2-layer MLP: 400 clients with class mixes of Dirichlet(0.1), 10 a round",
+        "FedLOpt for Fashion-MNIST's 2-layer MLP: 400 clients with class mixes of Dirichlet(0.1), 10 a round, "
+        "beginning from lopt-a-fmnist",
         _FEDERATED,
     ),
     "fedlopt-fmnist-homogeneous": (
         "the same with Dirichlet(100): clients that hardly differ",
         replace(_FEDERATED, federated=_ALIKE),
     ),
-    "fedlagg-fmnist": ("FedLAgg for the first, at a fixed K = 10", replace(_FEDERATED, architecture="lagg-a")),
+    "fedlagg-fmnist": (
+        "FedLAgg for the first, at a fixed K = 10, from random weights",
+        replace(_FEDERATED, architecture="lagg-a", init=None, peak=3e-3),
+    ),
     "fedlopt-cifar10-cnn": (
-        "FedLOpt for CIFAR-10's CNN: 400 clients with class mixes of Dirichlet(0.1), 10 a round",
+        "FedLOpt for CIFAR-10's CNN: 400 clients with class mixes of Dirichlet(0.1), 10 a round, beginning from "
+        "lopt-a-cifar10-mlp2",
         _FEDERATED_CNN,
     ),
     "fedlopt-cifar10-cnn-homogeneous": (
