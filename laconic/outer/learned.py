@@ -25,7 +25,7 @@ from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
 from laconic.outer.stacks import Tensor
 from laconic.outer.tensor import Theta, tensor_step
-from laconic.outer.tiles import default_tile
+from laconic.outer.tiles import default_tiles
 
 PATHS = {
     "auto": "passes on a GPU for models from 4 M parameters on, otherwise tensorwise",
@@ -178,10 +178,10 @@ class Run:
             rates = features.decays(self.theta["decay"])
             rows = zip(flat(state.ada), flat(mean), splits, strict=True)
             adas = [features.accumulate(ada, delta, rates, split) for ada, delta, split in rows]
-        tile, kernel = self.tile or default_tile(), self.path != "xla" and jax.default_backend() == "gpu"
+        tiles, kernel = default_tiles(self.tile), self.path != "xla" and jax.default_backend() == "gpu"
         rows = zip(leaves, adas, flat(mean), flat(deltas), splits, strict=True)
         time = self._time(state)
-        steps = [tensor_step(self.theta, time, *row[:4], tile, row[4], kernel) for row in rows]
+        steps = [tensor_step(self.theta, time, *row[:4], tiles, row[4], kernel) for row in rows]
         shares = [self.scale * self.spec.share(split.shape) for split in splits]
         changes = [-(r * s + self.weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)]
         changes = jax.tree.map(lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes))

@@ -8,14 +8,12 @@ bias. The [n, 39] matrix never exists.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from laconic.architecture import LAMBDA
-from laconic.outer import features, fused
+from laconic.outer import features, fused, mlp
 from laconic.outer.layout import Split
-from laconic.outer.tiles import Walk, default_strands
-
-Theta = dict[str, jax.Array]
+from laconic.outer.mlp import Theta
+from laconic.outer.tiles import Tiles, Walk
 
 
 def tensor_step(
@@ -25,7 +23,7 @@ def tensor_step(
     ada: features.Ada | None,
     mean: jax.Array,
     deltas: jax.Array,
-    tile: int,
+    tiles: Tiles,
     split: Split,
     kernel: bool,
 ) -> jax.Array:
@@ -44,8 +42,9 @@ def tensor_step(
         view, fields = features.fields_of(param, ada, mean, deltas, split)
         groups = features.groups
     A, B = fields[0].shape[2:]
-    walk = Walk((param.size // (A * B), A, B), tile, default_strands(param.size))
-    sums = split.total(walk.reduce(lambda f, masks: features.square_sums(groups(f), masks), fields))
+    shape = (param.size // (A * B), A, B)
+    squares = lambda f, masks: features.square_sums(groups(f), masks)
+    sums = split.total(Walk(shape, tiles.sums).reduce(squares, fields))
     count = sums.shape[0]
     first = {
         "w0": features.normaliser(sums / split.size)[:, None] * theta["w0"][:count],
@@ -54,47 +53,10 @@ def tensor_step(
     if kernel and isinstance(fields, features.Fields) and fused.serves(theta["b0"].size, ada):
         step = fused.learned_step(theta | first, fields, LAMBDA)
     else:
-        phi = theta | first
-        whole: Any = groups
-        added = _along(phi, whole(fields), (A, B))
-        fill = lambda both: _mlp(phi, groups(both[0]), both[1])
-        step = walk.fill(fill, (fields, added))
+        phi, walk = theta | first, tiles.walk(shape)
+        whole: Any = groups(fields)
+        added, last = mlp.along(phi, whole, (A, B)), mlp.default_last(phi, walk)
+        scratch = mlp.scratch_for(phi, whole, added, walk)
+        fill = lambda both, scratch: mlp.steps(phi, groups(both[0]), both[1], scratch, last)
+        step = walk.fill(fill, (fields, added), scratch)
     return features.from_view(view, step, param.shape)
-
-
-def _along(theta: Theta, groups: list[jax.Array], axes: tuple[int, int]) -> list[jax.Array]:
-    """What rows and what columns add to the first layer's sums, if that takes no more than 16 bytes a parameter."""
-    (A, B), N = axes, theta["b0"].size
-    shared = [(w, x) for w, x in _weighted(theta, groups) if x.shape[2:] != (A, B)]
-    if (A + B) * N > 4 * A * B or not shared:
-        return []
-    sides: dict[tuple[int, ...], list[jax.Array]] = {}
-    for w, x in shared:
-        sides.setdefault(x.shape[1:], []).append(_dense(w, x))
-    return [sum(terms[1:], terms[0]) for terms in sides.values()]
-
-
-def _weighted(theta: Theta, groups: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-    """Every group of features with its rows of the first layer."""
-    ends = [sum(x.shape[0] for x in groups[: i + 1]) for i in range(len(groups))]
-    return list(zip(jnp.split(theta["w0"], ends[:-1]), groups, strict=True))
-
-
-def _mlp(theta: Theta, groups: list[jax.Array], added: list[jax.Array]) -> jax.Array:
-    """One tile [1, l, a, b] of steps. Features run along the first axis, so no transpose is ever needed."""
-    tile = jnp.broadcast_shapes(*(x.shape[1:] for x in groups))
-    # Without the barrier XLA's CPU code computes the features inside the concatenation, one by one: 1.5 times slower.
-    apart = jax.lax.optimization_barrier(groups) if jax.default_backend() == "cpu" else groups
-    rows = _weighted(theta, apart)
-    if added:  # rows and columns went through the first layer already; theirs are groups 7 to 10
-        rows = rows[:7] + rows[11:]
-    w, x = jnp.concatenate([w for w, _ in rows]), [jnp.broadcast_to(x, (x.shape[0], *tile)) for _, x in rows]
-    h = sum(added, theta["b0"].reshape(-1, 1, 1, 1)) + _dense(w, jnp.concatenate(x))
-    for i in (1, 2):
-        h = _dense(theta[f"w{i}"], jax.nn.relu(h)) + theta[f"b{i}"].reshape(-1, 1, 1, 1)
-    return LAMBDA * h[:1] * jnp.exp(LAMBDA * h[1:])
-
-
-def _dense(w_FN: jax.Array, x: jax.Array) -> jax.Array:
-    """[F, …] → [N, …]."""
-    return jnp.tensordot(w_FN.T, x, axes=1)

@@ -1,29 +1,38 @@
 """Walking over a tensor a tile at a time, so that what is computed per parameter never exists for all of them."""
 
-import os
-from collections.abc import Callable
-from itertools import pairwise
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-CPU_TILE = 1 << 12  # features and hidden layers of a tile stay in a core's cache
-STRANDS = 8  # at most: loops side by side over one tensor, each of which a core can take
-STRANDED = 1 << 20  # parameters from which a tensor is worth compiling several loops for
+# On a CPU. Sums over a tile start some forty small programs, so their tiles are large. A product of up to 1152 columns
+# runs in the thread that asks for it, its layers in that core's cache; larger ones are shared out to all cores, which
+# costs two of them more than it saves. Small tensors are stepped at once: meta-training has many of them side by side.
+SUMS, STEPS, SMALL = 1 << 15, 1152, 1 << 12
+FEW_ROWS, LANES = 5, 16  # tiles of two to four rows take longer than those of one; a cache line holds 16 numbers
 ACCELERATOR_TILE = 1 << 22  # as much at once as keeps the hidden layers under half a gigabyte
 
 
-def default_tile() -> int:
-    """Parameters to work on at a time, for the platform JAX runs on."""
-    return CPU_TILE if jax.default_backend() == "cpu" else ACCELERATOR_TILE
+class Tiles(NamedTuple):
+    """How many parameters to work on at a time: for sums over a tensor, and for its steps."""
+
+    sums: int
+    steps: int
+    small: int  # up to how many a tensor is stepped at once
+    lanes: int  # what a tile of one row of steps is a multiple of; 1 for as many rows as fit
+
+    def walk(self, shape: tuple[int, int, int]) -> "Walk":
+        """How the steps of a tensor [L, A, B] are gone over."""
+        return Walk(shape, self.small if math.prod(shape) <= self.small else self.steps, self.lanes)
 
 
-def default_strands(parameters: int) -> int:
-    """How many loops a tensor's tiles are shared out to, for the platform JAX runs on: a loop keeps one core busy."""
-    if jax.default_backend() != "cpu" or parameters < STRANDED:
-        return 1
-    return min(STRANDS, os.cpu_count() or 1)
+def default_tiles(tile: int | None = None) -> Tiles:
+    """What suits the platform JAX runs on, or `tile` for all of them."""
+    if jax.default_backend() == "cpu":
+        return Tiles(tile or SUMS, tile or STEPS, tile or SMALL, LANES)
+    return Tiles(*[tile or ACCELERATOR_TILE] * 3, lanes=1)
 
 
 class Masks(NamedTuple):
@@ -38,14 +47,19 @@ class Walk(NamedTuple):
 
     shape: tuple[int, int, int]
     tile: int
-    strands: int = 1
+    lanes: int = 1
 
     @property
     def size(self) -> tuple[int, int]:
-        """Rows and columns of a tile: whole rows if they fit."""
+        """Rows and columns of a tile: whole rows if they fit; with lanes, several only if they are many."""
         _, A, B = self.shape
         cols = min(B, self.tile)
-        return max(1, min(A, self.tile // cols)), cols
+        rows = max(1, min(A, self.tile // cols))
+        if self.lanes == 1:
+            return rows, cols
+        if self.tile // cols >= FEW_ROWS:
+            return _share(A, rows), cols
+        return 1, min(cols, -(-_share(B, cols) // self.lanes) * self.lanes)
 
     @property
     def whole(self) -> bool:
@@ -72,25 +86,28 @@ class Walk(NamedTuple):
         masks = Masks(fresh(at[1], row, rows).reshape(1, 1, -1, 1), fresh(at[2], col, cols).reshape(1, 1, 1, -1))
         return at, masks if across > 1 else masks._replace(cols=jnp.ones((1, 1, 1, cols)))
 
-    def _cut(self, fields: Any, at: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
-        """The tile of every field; an axis of length 1 is the same for all tiles."""
+    def _cut(self, fields: Any, bare: Any, at: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+        """The tile of every field, from the same fields `bare`; an axis of length 1 is the same for all tiles."""
 
-        def cut(x: jax.Array) -> jax.Array:
-            for axis, begin, n in zip((1, 2, 3), at, (1, *self.size), strict=True):
-                x = x if x.shape[axis] in (1, n) else jax.lax.dynamic_slice_in_dim(x, begin, n, axis)
-            return x
+        def cut(field: jax.Array, x: jax.Array) -> jax.Array:
+            shape, begins, lengths = field.shape, (0, *at), (field.shape[0], 1, *self.size)
+            for i, axis in enumerate(_cut_axes(shape)):
+                if shape[axis] not in (1, lengths[axis]):
+                    x = jax.lax.dynamic_slice_in_dim(x, begins[axis], lengths[axis], i)
+            return x.reshape([min(pair) for pair in zip(shape, lengths, strict=True)])
 
-        return jax.tree.map(cut, fields)
+        return jax.tree.map(cut, fields, bare)
 
     def reduce(self, function: Callable[[Any, Masks], jax.Array], fields: Any) -> jax.Array:
         """Sum of `function(tile, masks)` over the tiles."""
         if self.whole:
             _, A, B = self.shape
             return function(fields, Masks(jnp.ones((1, 1, A, 1)), jnp.ones((1, 1, 1, B))))
+        bare = _bare(fields)
 
         def one(i: jax.Array) -> jax.Array:
             at, masks = self._place(i)
-            return function(self._cut(fields, at), masks)
+            return function(self._cut(fields, bare, at), masks)
 
         def body(i: jax.Array, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             total, lost = both  # Kahan's sum: thousands of tiles of the same size would round the same way
@@ -99,32 +116,35 @@ class Walk(NamedTuple):
             return new, (new - total) - term
 
         zeros = jnp.zeros(jax.eval_shape(one, jnp.int32(0)).shape)
-        ends = [self._count * s // self.strands for s in range(self.strands + 1)]
-        totals = [jax.lax.fori_loop(a, b, body, (zeros, zeros))[0] for a, b in pairwise(ends)]
-        return sum(totals[1:], totals[0])
+        return jax.lax.fori_loop(0, self._count, body, (zeros, zeros))[0]
 
-    def fill(self, function: Callable[[Any], jax.Array], fields: Any) -> jax.Array:
-        """`function(tile)` of every tile, put together as [1, L, A, B]."""
+    def fill(self, function: Callable[[Any, Any], tuple[jax.Array, Any]], fields: Any, scratch: Any) -> jax.Array:
+        """The values of every tile by `function(tile, scratch) → values, scratch`, put together as [1, L, A, B].
+
+        `scratch` is memory that the function writes over, handed on from tile to tile, or None.
+        """
         if self.whole:
-            return function(fields)
-        (L, A, B), (rows, _), (down, across) = self.shape, self.size, self._blocks
-        layers, blocks = ([0, L], self._shares(down)) if L == 1 else (self._shares(L), [0, down])
+            return function(fields, scratch)[0]
+        bare = _bare(fields)
 
-        def part(layer: int, end_layer: int, block: int, end_block: int) -> jax.Array:
-            top, bottom = block * rows, min(end_block * rows, A)
-            first, last = (layer * down + block) * across, ((end_layer - 1) * down + end_block) * across
+        def body(i: jax.Array, both: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            at, _ = self._place(i)
+            values, scratch = function(self._cut(fields, bare, at), both[1])
+            return jax.lax.dynamic_update_slice(both[0], values, (0, *at)), scratch
 
-            def body(i: jax.Array, out: jax.Array) -> jax.Array:
-                at, _ = self._place(i)
-                here = (0, at[0] - layer, at[1] - top, at[2])
-                return jax.lax.dynamic_update_slice(out, function(self._cut(fields, at)), here)
+        return jax.lax.fori_loop(0, self._count, body, (jnp.zeros((1, *self.shape)), scratch))[0]
 
-            return jax.lax.fori_loop(first, last, body, jnp.zeros((1, end_layer - layer, bottom - top, B)))
 
-        parts = [part(*a, *b) for a in pairwise(layers) for b in pairwise(blocks)]
-        return jnp.concatenate(parts, axis=2 if L == 1 else 1)
+def _cut_axes(shape: Sequence[int]) -> list[int]:
+    """The axes that a tensor has while it is cut: on a CPU those of more than one, see `_bare`."""
+    return [axis for axis, length in enumerate(shape) if length > 1 or jax.default_backend() != "cpu"]
 
-    def _shares(self, count: int) -> list[int]:
-        """Where each loop's share of `count` begins and ends; two each at least, for the last tile is moved back."""
-        strands = max(1, min(self.strands, count // 2))
-        return [count * s // strands for s in range(strands + 1)]
+
+def _bare(fields: Any) -> Any:
+    """Without axes of length 1: to have them where a loop expects them XLA's CPU compiler copies the whole tensor."""
+    return jax.tree.map(lambda x: x.reshape([x.shape[axis] for axis in _cut_axes(x.shape)]), fields)
+
+
+def _share(length: int, most: int) -> int:
+    """The longest of equal shares of `length` that are at most `most` each: less is done twice at the end."""
+    return -(-length // -(-length // most))
