@@ -12,7 +12,7 @@ _TOP = replace(_ON, pairs=4, local_clip=2.0)
 _ELSEWHERE = replace(_TOP, gamma=0.1, widest=784, judge_every=1000)  # tensors with more inputs take smaller steps
 _CNN = replace(  # a round of it takes twenty times as long as one of the MLP, hence few and short unrolls
     _TOP,
-    tasks=("cifar10-cnn",),
+    tasks=("cifar10-cnn:compute=bf16",),
     widest=784,
     steps=500,
     ramp=400,
@@ -22,6 +22,7 @@ _CNN = replace(  # a round of it takes twenty times as long as one of the MLP, h
     judge_every=250,
     judge_seeds=1,
 )
+_CNN_AGAIN = replace(_CNN, steps=250, ramp=0, warmup=25, peak=7e-4)
 _ABLATION = MetaConfig(steps=4000, ramp=3200, judge_every=1000)
 _PAPER = MetaConfig(
     gamma=0.5,
@@ -74,7 +75,14 @@ _FEDERATED = replace(
     init="lopt-a-fmnist",
 )
 _FEDERATED_CNN = replace(
-    _CNN, workers=10, batch=20, gamma=0.1, federated=_FEDERATED.federated, objective="valid", init="lopt-a-cifar10-mlp2"
+    _CNN,
+    tasks=("cifar10-cnn",),
+    workers=10,
+    batch=20,
+    gamma=0.1,
+    federated=_FEDERATED.federated,
+    objective="valid",
+    init="lopt-a-cifar10-mlp2",
 )
 _ALIKE = Federated(400, 100.0)
 
@@ -101,6 +109,8 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     **_both("fmnist-hundredth", "for messages of the largest hundredth", replace(_TOP, compress="topk:0.01+ef")),
     **_both("cifar10-mlp2", "for CIFAR-10's 2-layer MLP", replace(_ELSEWHERE, tasks=("cifar10-mlp2",))),
     **_both("cifar10-cnn", "for CIFAR-10's CNN", _CNN, first="cifar10-mlp2"),
+    "lopt-a-cifar10-cnn-again": ("a second, gentler cycle from a φ given by --init", _CNN_AGAIN),
+    "lagg-a-cifar10-cnn-again": ("the same for LAgg-A", replace(_CNN_AGAIN, architecture="lagg-a")),
     "lopt-fmnist": ("the ablation without Ada features, of the mean delta", replace(_ABLATION, architecture="lopt")),
     "lagg-fmnist": ("the ablation without Ada features, of every delta", replace(_ABLATION, architecture="lagg")),
     "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),
