@@ -20,6 +20,7 @@ from laconic.reproduce.registry import experiment
 from laconic.reproduce.scale import at_scale
 from laconic.store.runlog import plain, read
 from laconic.zoo import load, published
+from tests.recorded import mean_curve, method_of
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(
@@ -203,22 +204,21 @@ def test_a_card_says_what_its_records_say(name):
         assert result in results_of(folder, label), result
 
 
+# Two that do not overfit in 1000 rounds, one for many tasks, and one whose task is for trying things out.
+NO_PEAK = ("lopt-fmnist", "lagg-fmnist", "lopt-a-general", "lopt-a-digits")
+
+
 @pytest.mark.parametrize("name", published())
 def test_a_card_says_in_which_round_test_accuracy_is_best(name):
     card = load(name).card
     said = re.findall(r"peaks at round (\d+) on its own task", " ".join(card.limits))
+    assert said or name in NO_PEAK
     for round_ in map(int, said):
         folder = ROOT / "results" / Path(card.results[0]["record"]).parent
         label = LABELS[card.architecture] if "reproduce" in folder.parts else name
-        method = next(r for r in read(folder / "records.jsonl") if r.get("label") == label)
-        curve = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)
-        assert round_ == method["evaluated_at"][int(np.argmax(curve))]
-
-
-def _mean_curve(folder: Path, label: str) -> np.ndarray:
-    """The mean over seeds of a method's train loss, 10-round trailing mean; entry i is after round i + 10."""
-    method = next(r for r in read(folder / "records.jsonl") if r["kind"] == "method" and r["label"] == label)
-    return np.convolve(np.asarray(method["train"], float).mean(axis=0), np.full(10, 0.1), "valid")
+        found = method_of(folder, label)
+        curve = np.mean(np.asarray(found["heldout"]["accuracy"], float), axis=0)
+        assert round_ == found["evaluated_at"][int(np.argmax(curve))]
 
 
 ROWS = [line for line in DOCS.splitlines() if re.match(r"\| \w+-\w+ \| \d+ \| \d+ \|", line)]
@@ -232,11 +232,11 @@ def test_the_docs_say_when_the_general_optimizer_is_where_slowmo_is_at_round_500
     config = records[0]["config"]
     assert [config["workers"], config["local_steps"], config["batch"]] == [int(K), int(H), int(B)]
     tuned = {
-        m["label"]: _mean_curve(folder, m["label"])[490] for m in records if m.get("label", "").startswith("slowmo")
+        m["label"]: mean_curve(folder, m["label"])[490] for m in records if m.get("label", "").startswith("slowmo")
     }
     assert slowmo == min((label for label in tuned if not math.isnan(tuned[label])), key=lambda label: tuned[label])
     assert f"{tuned[slowmo]:.3g}" == loss
-    general = _mean_curve(folder, "lopt-a-general")
+    general = mean_curve(folder, "lopt-a-general")
     for target, said in ((tuned[slowmo], rounds), (tuned["slowmo:gamma=0.1,alpha=1,beta=0.9"], untuned)):
         there = np.flatnonzero(general <= target)
         assert said == (str(there[0] + 10) if there.size else "–")
@@ -257,8 +257,8 @@ def test_the_docs_say_how_the_general_optimizer_does_on_tasks_it_never_saw(row):
     assert [config["workers"], config["local_steps"], config["batch"]] == [int(K), int(H), int(B)]
     assert (config["rounds"], config["seeds"]) == (1000, 10)
     assert config["task"] not in [trained["task"] for trained in load("lopt-a-general").card.trained_on]
-    target = _mean_curve(folder, "slowmo:gamma=0.1,alpha=1,beta=0.9")[-1]
-    general = _mean_curve(folder, "lopt-a-general")
+    target = mean_curve(folder, "slowmo:gamma=0.1,alpha=1,beta=0.9")[-1]
+    general = mean_curve(folder, "lopt-a-general")
     there = np.flatnonzero(general <= target)
     found = [f"{target:.3g}", str(there[0] + 10) if there.size else "–", f"{general[-1]:.3g}"]
     assert [slowmo, rounds, own] == found

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from laconic.store.runlog import read
+from tests.recorded import mean_curve, method_of, train_losses
 
 ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / "docs" / "results.md").read_text()
@@ -13,23 +14,12 @@ WORDS = " ".join(DOCS.split())  # lines end anywhere
 LEARNED = ("LOpt-A", "LAgg-A")
 
 
-def _method(panel: str, label: str) -> dict:
-    records = read(ROOT / "results" / "reproduce" / panel / "records.jsonl")
-    return next(r for r in records if r["kind"] == "method" and r["label"] == label)
-
-
-def _losses(panel: str, label: str) -> np.ndarray:
-    """[seeds, rounds]"""
-    return np.asarray(_method(panel, label)["train"], float)
-
-
-def _mean_curve(panel: str, label: str) -> np.ndarray:
-    """The mean over seeds, 10-round trailing mean; entry i is after round i + 10."""
-    return np.convolve(_losses(panel, label).mean(axis=0), np.full(10, 0.1), "valid")
+def _panel(name: str) -> Path:
+    return ROOT / "results" / "reproduce" / name
 
 
 def _rounds(panel: str, label: str, target: float) -> int:
-    return int(np.flatnonzero(_mean_curve(panel, label) <= target)[0]) + 10
+    return int(np.flatnonzero(mean_curve(_panel(panel), label) <= target)[0]) + 10
 
 
 def test_how_the_optimizers_of_16_local_steps_do_at_4():
@@ -38,16 +28,15 @@ def test_how_the_optimizers_of_16_local_steps_do_at_4():
     assert f"they need {lagg} and {lopt} rounds to 0.2, SlowMo {_rounds(panel, 'SlowMo', 0.2)}" in WORDS
 
 
-@pytest.mark.parametrize("label", ["LOpt", "LAgg"])
-def test_when_those_without_accumulators_are_lowest(label):
-    curve = _mean_curve("fig-ablation-full/panels/fmnist-mlp2", label)
-    assert f"lowest, {curve.min():.3f}, in round {curve.argmin() + 10} and" in WORDS
-    assert f"to {curve[-1]:.3f}" in WORDS or f"at {curve[-1]:.3f}" in WORDS
+@pytest.mark.parametrize(("label", "then"), [("LOpt", "then rises to"), ("LAgg", "ends at")])
+def test_when_those_without_accumulators_are_lowest(label, then):
+    curve = mean_curve(_panel("fig-ablation-full/panels/fmnist-mlp2"), label)
+    assert f"lowest, {curve.min():.3f}, in round {curve.argmin() + 10} and {then} {curve[-1]:.3f}" in WORDS
 
 
 def test_the_worst_round_at_any_number_of_local_steps():
     worst = {
-        (H, label): _losses(f"table-rounds-full/panels/h{H}", label)[:, 300:].max()
+        (H, label): train_losses(_panel(f"table-rounds-full/panels/h{H}"), label)[:, 300:].max()
         for H in (4, 8, 16)
         for label in LEARNED
     }
@@ -59,17 +48,20 @@ def test_the_worst_round_at_any_number_of_local_steps():
 @pytest.mark.parametrize("label", ["Local SGD", "SlowMo", *LEARNED])
 def test_what_compressed_messages_cost(share, label):
     panel = f"fig-compress-full/panels/top{share}"
-    method, reached = _method(panel, label), _mean_curve(panel, label).min() <= 0.2
+    found, reached = method_of(_panel(panel), label), mean_curve(_panel(panel), label).min() <= 0.2
     rounds = _rounds(panel, label, 0.2) if reached else "–"
-    megabytes = f"{rounds * method['traffic']['sent_bits'] / 8e6:.3g}" if reached else "–"
-    accuracy = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)
-    best = f"{100 * accuracy.max():.2f} % | {method['evaluated_at'][int(accuracy.argmax())]}"
+    megabytes = f"{rounds * found['traffic']['sent_bits'] / 8e6:.3g}" if reached else "–"
+    accuracy = np.mean(np.asarray(found["heldout"]["accuracy"], float), axis=0)
+    best = f"{100 * accuracy.max():.2f} % | {found['evaluated_at'][int(accuracy.argmax())]}"
     assert f"| {share} | {label} | {rounds} | {megabytes} | {best} |\n" in DOCS
 
 
-@pytest.mark.parametrize(("share", "runs", "spiking"), [("0.1", "nine of ten runs", 9), ("0.01", "five runs", 5)])
+SPIKES = [("0.1", "with spikes in nine of ten runs", 9), ("0.01", "at 1 % five runs", 5)]
+
+
+@pytest.mark.parametrize(("share", "runs", "spiking"), SPIKES)
 def test_who_spikes_with_compressed_messages(share, runs, spiking):
-    lopt, lagg = (_losses(f"fig-compress-full/panels/top{share}", label)[:, 300:] for label in LEARNED)
+    lopt, lagg = (train_losses(_panel(f"fig-compress-full/panels/top{share}"), label)[:, 300:] for label in LEARNED)
     assert (lopt > 0.3).any(axis=1).sum() == spiking
     assert not (lagg > 0.3).any()
     assert runs in WORDS

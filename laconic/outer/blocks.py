@@ -60,7 +60,7 @@ class Layers(NamedTuple):
     w1: Any
     b1: Any
     w2: Any  # [2, N], or at precision "half" [N, 16]
-    b2: Any
+    b2: Any  # [G, 2], not a number for a tensor with features that are not
     scales: Any  # [G, F] or None: normalisers that features are multiplied with
     back: Any = None  # [2]: what scales the last layer's sums back at precision "half"
 

@@ -139,6 +139,7 @@ def _kernel(separate_mean: bool, block: int, lam: float, *refs: Any) -> None:
         direction = jnp.sum(w2[0, :][:, None] * h, axis=0) + b2[0]
         magnitude = jnp.sum(w2[1, :][:, None] * h, axis=0) + b2[1]
         step = lam * direction * jnp.exp(lam * magnitude)
+        step = jnp.where(jnp.isnan(delta), delta, step)  # a ReLU on a GPU makes 0 of what is not a number
         triton.store(out.at[layer, a, columns], step, mask=live)
 
 

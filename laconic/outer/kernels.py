@@ -34,10 +34,10 @@ class Tuning(NamedTuple):
     together:      how many tensors of one shape share a launch at most; each makes the code, and compiling, longer
     programs:      rows are halved until a launch has as many programs, because the GPU waits for the last of them
     warps, stages: Triton's, of `apply`
-    precision:     of the two hidden layers' products, one of `PRECISIONS`
+    precision:     of the hidden layers' products, at "half" of the last one's too; one of `PRECISIONS`
     first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones; not at "half"
     ahead:         1 to read a row while the one before it is worked on, at the price of registers, else 0
-    hold:          1 to keep the last layer's weights in registers from row to row, 0 to read them again; 1 at "half"
+    hold:          1 to keep the last layer's weights in registers from row to row, as "half" does, 0 to read them
     sum_*:         the same of the two passes that only add up
     interpret:     run by Pallas's interpreter, on any device and slowly
     """

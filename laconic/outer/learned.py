@@ -28,7 +28,7 @@ from laconic.outer.tensor import Theta, tensor_step
 from laconic.outer.tiles import default_tiles
 
 PATHS = {
-    "auto": "passes on a GPU for models from 4 M parameters on, otherwise tensorwise",
+    "auto": "passes on NVIDIA GPUs since Ampere for models from 4 M parameters on, otherwise tensorwise",
     "xla": "no kernel of our own; the reference",
     "tensorwise": "a tensor at a time; on a GPU one kernel runs a factored tensor's MLP",
     "passes": "three GPU kernels over the whole model, parameters and accumulators in place",
@@ -230,9 +230,15 @@ def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
             f"on, and tensors whose deltas and momenta are below {passes.REACH:,} numbers: choose path='auto'."
         )
     if path == "auto":
-        path = "passes" if can and backend == "gpu" and sum(sizes) >= LARGE else "tensorwise"
+        path = "passes" if can and backend == "gpu" and sum(sizes) >= LARGE and _has_units() else "tensorwise"
     _say(spec.architecture, path, backend)
     return path
+
+
+def _has_units() -> bool:
+    """Whether the GPU is of NVIDIA's and multiplies bfloat16 matrices: compute capability 8.0 or more."""
+    major = str(getattr(jax.devices()[0], "compute_capability", "")).split(".")[0]
+    return major.isdigit() and int(major) >= 8
 
 
 @cache

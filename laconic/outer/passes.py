@@ -123,7 +123,9 @@ def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weig
     scales = normaliser(moments_GF)
     w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * jnp.concatenate(own)[None]
     w0 = jnp.pad(w0, ((0, 0), (0, max(16, pl.next_power_of_2(F)) - F), (0, 0)))
-    rest = theta["w1"], theta["b1"], theta["w2"].T, theta["b2"], None if into_weights else scales
+    lost = jnp.isnan(jnp.sum(moments_GF, axis=1, keepdims=True))  # a ReLU on a GPU makes 0 of what is not a number
+    b2 = jnp.where(lost, jnp.nan, theta["b2"][None, :])
+    rest = theta["w1"], theta["b1"], theta["w2"].T, b2, None if into_weights else scales
     bias = phi.bias.reshape(1, 1, -1)
     if stack.geometry.diagonal:
         return Layers(w0, jnp.broadcast_to(bias, (G, 1, bias.shape[2])), None, *rest)

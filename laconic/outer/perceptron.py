@@ -1,8 +1,8 @@
 """The MLP inside a GPU kernel: features of P parameters → what the two output units say of each.
 
-Time goes by instructions, and most of them are on [P, N] hidden units. At precision "half" there are a third fewer:
-ReLUs take two float16 numbers at a time, and the last layer is on matrix units too, which makes sums of products and
-their layout cheap. Its weights come in two parts, a number and what float16 leaves of it, in columns that are free.
+Most instructions are on [P, N] hidden units. At precision "half" there are fewer: ReLUs take two float16 numbers at a
+time, and the last layer is on matrix units too. Its weights come in two parts, a number and what float16 leaves of it,
+in columns that are free.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ def _in_parts(phi: Layers, tensor: Any, by_b: jax.Array | None, P: int, tuning: 
         else:
             for f, x in enumerate(features):
                 h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
-        h = jnp.maximum(dot_second(second, jnp.maximum(h, 0.0), w1), 0.0)
+        h = relu(dot_second(second, relu(h), w1))
         w2 = last or [phi.w2[out, :] for out in (0, 1)]
-        direction, magnitude = (jnp.sum(h * w2[out][None, :], axis=1) + phi.b2[out] for out in (0, 1))
+        direction, magnitude = (jnp.sum(h * w2[out][None, :], axis=1) + phi.b2[tensor, out] for out in (0, 1))
         return direction, magnitude
 
     return run
@@ -51,7 +51,6 @@ def _in_half(phi: Layers, tensor: Any, by_b: jax.Array | None, P: int, tuning: A
     second = jnp.broadcast_to(phi.b1[...][None, :], (P, phi.b1.shape[0]))
     first = jnp.zeros_like(second) if by_b is None else by_b
     is_left = jnp.broadcast_to(jnp.arange(WIDE)[None, :] < WIDE // 2, (P, WIDE))
-    relu = lambda x: jnp.maximum(x, jnp.zeros_like(x))
 
     def run(features: Sequence[jax.Array], by_a: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = joined([half(x * scale) for x, scale in zip(features, scales, strict=True)], w0.shape[0])
@@ -59,9 +58,14 @@ def _in_half(phi: Layers, tensor: Any, by_b: jax.Array | None, P: int, tuning: A
         h = relu(half(dot(second, h, w1)))
         both = dot(jnp.zeros((P, WIDE), jnp.float32), h, w2)
         left, right = (jnp.sum(jnp.where(mine, both, 0.0), axis=1) for mine in (is_left, ~is_left))
-        return left * phi.back[0] + phi.b2[0], right * phi.back[1] + phi.b2[1]
+        return left * phi.back[0] + phi.b2[tensor, 0], right * phi.back[1] + phi.b2[tensor, 1]
 
     return run
+
+
+def relu(x: jax.Array) -> jax.Array:
+    """max(x, 0), which Triton takes to be 0 for NaN."""
+    return jnp.maximum(x, jnp.zeros_like(x))
 
 
 def joined(columns: Sequence[jax.Array], count: int) -> jax.Array:

@@ -15,7 +15,6 @@ precision "half" all three layers are, of features that have been normalised bef
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,10 +49,11 @@ def product(precision: str, interpret: bool) -> Product:
         return lambda acc, x, w: acc + _imitated(precision, x, w)
     if precision in _PRESETS:
         return lambda acc, x, w: acc + jnp.dot(x, w, precision=_PRESETS[precision])
-    half = rounded(False, jnp.float16 if precision == "fp16" else jnp.bfloat16)
+    half = rounded(False) if precision == "fp16" else lambda x: x.astype(jnp.bfloat16)
     add = lambda acc, x, w: acc + jnp.dot(x, w, preferred_element_type=jnp.float32)
     if precision in ("bf16", "fp16"):
         return lambda acc, x, w: add(acc, half(x), half(w))
+    assert precision == "bf16x3", precision
 
     def in_three(acc: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
         x_high, w_high = _cut(x), half(w)
@@ -64,9 +64,9 @@ def product(precision: str, interpret: bool) -> Product:
     return in_three
 
 
-def rounded(interpret: bool, dtype: Any = jnp.float16) -> Callable[[jax.Array], jax.Array]:
-    """Numbers as a type of 16 bits; under the interpreter as float32 that have been rounded to float16."""
-    return (lambda x: jax.lax.reduce_precision(x, *_BITS["fp16"])) if interpret else (lambda x: x.astype(dtype))
+def rounded(interpret: bool) -> Callable[[jax.Array], jax.Array]:
+    """Numbers as float16; under the interpreter as float32 that have been rounded so."""
+    return (lambda x: jax.lax.reduce_precision(x, *_BITS["fp16"])) if interpret else (lambda x: x.astype(jnp.float16))
 
 
 def _cut(x: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """The three kernels over a whole model, run by Pallas's interpreter on the CPU, against the twin in float64."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from laconic.outer import learned, passes, stacks
+from laconic.outer import learned, passes, perceptron, stacks
 from laconic.outer.blocks import Cut, Geometry
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
@@ -88,6 +89,27 @@ def test_every_precision_has_its_own_error(precision, first, least, most):
     expected = case.twin()[0][1]["wide"]
     error = np.linalg.norm(np.asarray(updates["wide"], float) - expected) / np.linalg.norm(expected)
     assert least <= error <= most
+
+
+@pytest.mark.parametrize(("spec", "shape"), [(LAGG_A[8], (7, 40)), (LOPT_A, (20, 5))])
+def test_half_is_as_close_for_more_inputs_and_lanes_over_several_rows(spec, shape):
+    case = Case(spec, {"one": shape}, seed=322)
+    run = run_of(spec, tuning=CUT._replace(precision="half"))
+    updates = run(case.theta, case.params, case.init(), *case.at(0))[1]
+    expected = case.twin()[0][1]["one"]
+    assert np.linalg.norm(np.asarray(updates["one"], float) - expected) <= 1e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16x3", "half"])
+def test_a_tensor_with_a_number_lost_is_lost_also_where_relus_make_0_of_it(precision, monkeypatch):
+    monkeypatch.setattr(perceptron, "relu", lambda x: jnp.fmax(x, jnp.zeros_like(x)))
+    case = Case(LOPT_A, {"well": (7, 40), "ill": (7, 40), "vector": (6,)}, seed=323)
+    mean, deltas = case.at(0)
+    mean["ill"] = np.asarray(mean["ill"]).copy()
+    mean["ill"][3, 5] = np.nan
+    run = run_of(LOPT_A, tuning=CUT._replace(precision=precision))
+    params, _, _ = run(case.theta, case.params, case.init(), mean, deltas)
+    assert {name: np.isnan(x).mean() for name, x in params.items()} == {"well": 0, "ill": 1, "vector": 0}
 
 
 @pytest.mark.parametrize("precision", ["fp16", "half"])
@@ -202,6 +224,7 @@ def test_two_models_in_a_vmap():
 def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     choose = lambda path, spec, *sizes: learned.choose(path, spec, sizes)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(learned, "_has_units", lambda: True)
     learned._say.cache_clear()
     with caplog.at_level(logging.INFO, "laconic"):
         assert [choose("passes", LOPT_A, 1000, 1) for _ in range(2)] == ["passes", "passes"]
@@ -217,8 +240,26 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     assert choose("passes", LAGG_A[8], passes.REACH // 8 - 1) == "passes"
     with raises_clearly("are below", "path='auto'"):
         choose("passes", LAGG_A[8], passes.REACH // 8)
+    monkeypatch.setattr(learned, "_has_units", lambda: False)
+    assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
+    monkeypatch.setattr(learned, "_has_units", lambda: True)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
+
+
+@pytest.mark.parametrize(("capability", "has"), [("9.0", True), ("10.3", True), ("7.5", False), ("gfx90a", False)])
+def test_which_gpus_have_the_units(capability, has, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    assert learned._has_units() is has
+
+
+def test_a_cpu_has_no_such_units():
+    assert not learned._has_units()
+
+
+def test_half_has_no_first_layer_on_ordinary_units(raises_clearly):
+    with raises_clearly("half", "leave first"):
+        Tuning(precision="half", first="fma").check()
 
 
 def test_blocks_that_cover_a_tensor_to_the_last_lane_are_known():
