@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("name", ["own_task_plain.py", "own_task_equinox.py"])
+@pytest.mark.parametrize("name", ["own_task_plain.py", pytest.param("own_task_equinox.py", marks=pytest.mark.slow)])
 def test_own_task(name, tmp_path, monkeypatch, capsys):
     source = (EXAMPLES / name).read_text()
     task_lines = source.split("# task begins\n")[1].split("# task ends\n")[0].splitlines()

@@ -91,6 +91,7 @@ def test_a_validation_batch_is_as_large_as_a_rounds_minibatches():
     assert rows.shape == (2, K * B)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")  # optax's Adam
 def test_the_trainer_knows_the_h_that_the_data_gives_and_steps():
     outer = Outer(steps=2, pairs=2, truncation=2, warmup=1, estimator="pes")

@@ -52,6 +52,7 @@ def test_recipes_are_of_methods_that_there_are(name):
     assert len({parse_method(spec, config.workers).label for spec in config.optimizers}) == len(config.optimizers)
 
 
+@pytest.mark.slow
 def test_a_stopped_comparison_goes_on_to_the_same_bits(tmp_path, quick):
     looks = iter([False, True])
     with pytest.raises(Interrupted):
