@@ -28,11 +28,16 @@ def compiled(function: Callable[..., Any], state: Any, *rest: Any, inner: int = 
     """`function(state, *rest)` ready to be called; the given state is used up by the first call.
 
     With `inner` a call takes that many steps in a loop on the device: handing over a thousand arrays from Python takes
-    about as long as a step on a large GPU.
+    about as long as a step on a large GPU. The barrier ties `rest` to the state, so that what depends on it alone is
+    not worked out once, before the loop.
     """
 
     def several(state: Any, *rest: Any) -> Any:
-        return jax.lax.fori_loop(0, inner, lambda _, state: function(state, *rest), state)
+        def one(_: Any, state: Any) -> Any:
+            state, held = jax.lax.optimization_barrier((state, rest))
+            return function(state, *held)
+
+        return jax.lax.fori_loop(0, inner, one, state)
 
     program = jax.jit(several if inner > 1 else function, donate_argnums=0).lower(state, *rest).compile()
     memory = program.memory_analysis()

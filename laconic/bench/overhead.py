@@ -1,10 +1,12 @@
 """What a server step adds to local training: the paper's table of times, for any task of the catalog.
 
 One worker's time on one device. A round of H local steps takes H·(forward and backward, SGD's update) and the server's
-step. Each part is timed by itself, one call after another: the median of the last 40 of 50 calls, and of that the
-median over 3 restarts from its first state; a round's time is H times the one plus the other.
+step. Each part is timed by itself, over and over: the median of the last 40 of 50 steps, and of that the median over
+3 restarts from its first state; a round's time is H times the one plus the other. As a round of ours is one program on
+the device, so is a call here of several steps, whose mean time stands for each of them.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ from laconic.data.feed import Streamed
 from laconic.errors import require_positive
 from laconic.outer.average import average
 from laconic.outer.base import OuterOptimizer, outer_step
+from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
 from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import make_task
@@ -42,17 +45,28 @@ class OverheadConfig:
     """K, the deltas that LAgg-A receives."""
     rate: float = 0.1
     """SGD's learning rate in the local steps."""
-    calls: int = 50
-    """Calls of each part in a restart."""
+    precision: str = Tuning().precision
+    """Of the learned step's products, where it runs by the passes (on GPUs); half is that of TF32's factors."""
+    steps: int = 50
+    """Steps of each part in a restart."""
     last: int = 40
     """How many of them, from the end, the median is of."""
     restarts: int = 3
     """How often all of it is done anew."""
+    inner: int | None = None
+    """Steps that one call takes on the device; 5, or 1 on a CPU."""
+
+    @property
+    def at_once(self) -> int:
+        """`inner`, or what suits the platform; no more than the steps there are."""
+        return min(self.inner or (1 if jax.default_backend() == "cpu" else 5), self.last, self.steps)
 
     def check(self) -> None:
         """Refuse what cannot be measured."""
         require_positive(batch=self.batch, workers=self.workers, rate=self.rate, restarts=self.restarts)
-        require_positive(calls=self.calls, last=min(self.last, self.calls), local_steps=min(self.local_steps))
+        require_positive(steps=self.steps, last=min(self.last, self.steps), local_steps=min(self.local_steps))
+        require_positive(inner=1 if self.inner is None else self.inner)
+        Tuning(precision=self.precision).check()
 
 
 def measure(
@@ -70,7 +84,7 @@ def measure(
     makers: dict[str, Callable[[], Step]] = {
         "forward-backward": lambda: _gradient(task, config),
         "local step": lambda: _local(task, config),
-        **{name: lambda name=name: _server(task, name, config.workers) for name in METHODS},
+        **{name: lambda name=name: _server(task, name, config) for name in METHODS},
     }
     took = dict(known or {})
     for name in PARTS:
@@ -99,14 +113,14 @@ def figures(config: OverheadConfig, took: Mapping[str, float]) -> dict[str, dict
 
 
 def _one(step: Step, config: OverheadConfig, tick: Callable[[], None]) -> float:
-    """The median of the last calls of one start; the first state is copied, as calls use theirs up."""
+    """The median of the last steps of one start; the first state is copied, as calls use theirs up."""
     state, times = jax.block_until_ready(step.call(jax.tree.map(jnp.copy, step.state), *step.rest)), []
-    for _ in range(config.calls):
+    for _ in range(math.ceil(config.steps / step.inner)):
         begin = time.perf_counter()
         state = jax.block_until_ready(step.call(state, *step.rest))
-        times.append(time.perf_counter() - begin)
+        times.append((time.perf_counter() - begin) / step.inner)
     tick()
-    return statistics.median(times[-config.last :])
+    return statistics.median(times[-math.ceil(config.last / step.inner) :])
 
 
 def _batch(task: Task, batch: int) -> Any:
@@ -129,7 +143,7 @@ def _gradient(task: Task, config: OverheadConfig) -> Step:
         return _loss_and_gradient(task)(params, model_state, batch, jax.random.key(2))[1]
 
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return compiled(step, zeros, params, model_state, _batch(task, config.batch))
+    return compiled(step, zeros, params, model_state, _batch(task, config.batch), inner=config.at_once)
 
 
 def _local(task: Task, config: OverheadConfig) -> Step:
@@ -139,24 +153,25 @@ def _local(task: Task, config: OverheadConfig) -> Step:
         (_, aux), gradient = _loss_and_gradient(task)(*state, batch, jax.random.key(2))
         return jax.tree.map(lambda p, g: p - config.rate * g, state[0], gradient), aux.model_state
 
-    return compiled(step, task.init(jax.random.key(0)), _batch(task, config.batch))
+    return compiled(step, task.init(jax.random.key(0)), _batch(task, config.batch), inner=config.at_once)
 
 
-def _server(task: Task, name: str, K: int) -> Step:
+def _server(task: Task, name: str, config: OverheadConfig) -> Step:
     """The server's step of a method, parameters and state in place."""
+    K = config.workers
     params = task.init(jax.random.key(0))[0]
     mean = jax.tree.map(lambda p: 0.01 * jnp.ones_like(p), params)
     deltas = jax.tree.map(lambda d: jnp.broadcast_to(d, (K, *d.shape)) + 0.0, mean) if name == "lagg-a" else None
-    outer = _outer(name, K)
+    outer = _outer(name, config)
 
     def step(both: Any, mean: Any, deltas: Any) -> Any:
         return outer_step(outer, mean, both[1], both[0], worker_deltas=deltas)
 
-    return compiled(step, (params, outer.tx.init(params)), mean, deltas)
+    return compiled(step, (params, outer.tx.init(params)), mean, deltas, inner=config.at_once)
 
 
-def _outer(name: str, K: int) -> OuterOptimizer:
+def _outer(name: str, config: OverheadConfig) -> OuterOptimizer:
     if name == "local-sgd":
         return average()
-    learned = LearnedOptimizer(name, K if name == "lagg-a" else None)
-    return learned(learned.init(jax.random.key(0)))
+    learned = LearnedOptimizer(name, config.workers if name == "lagg-a" else None)
+    return learned(learned.init(jax.random.key(0)), tuning=Tuning(precision=config.precision))

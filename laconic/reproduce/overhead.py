@@ -8,7 +8,7 @@ from laconic.reproduce.experiment import Experiment, TimingPanel
 def _panel(name: str, title: str, side: int, row: str | None) -> TimingPanel:
     # XLA's own convolution: one worker on large images, where slices would take nine times the memory
     conv = ",conv=xla" if "resnet" in name else ""
-    config = OverheadConfig(task=f"noise-{name}:side={side}{conv}")
+    config = OverheadConfig(task=f"noise-{name}:side={side}{conv}", precision="half")
     return TimingPanel(f"{name}-{side}", f"{title} at {side}×{side}", config, {} if row is None else paper.TIMES[row])
 
 
@@ -29,7 +29,8 @@ TABLE_OVERHEAD = Experiment(
     ),
     leaves_out=(
         "Both models are timed at both sizes. Images and labels are random, B = 128, and float32 products run in the "
-        "device's default precision (TF32 on NVIDIA GPUs).",
+        "device's default precision (TF32 on NVIDIA GPUs), those of the learned step in float16's, whose factors are "
+        "as long.",
         "One worker is timed on one device, without a network: LAgg-A is handed 8 workers' deltas that are there "
         "already. Seconds are of this device and not the paper's; what can be compared is the overhead.",
         "Of the paper's seconds those at H = 16 are over three times those at H = 8, for twice the local steps.",

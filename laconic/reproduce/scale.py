@@ -122,7 +122,7 @@ def small_task(spec: str) -> str:
 
 
 def smoke_times(config: OverheadConfig) -> OverheadConfig:
-    """Timings of a tiny model; calls and restarts stay, as they cost little then."""
+    """Timings of a tiny model; steps and restarts stay, as they cost little then."""
     return replace(config, task=small_task(config.task), batch=BATCH, workers=quarter(config.workers))
 
 

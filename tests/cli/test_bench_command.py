@@ -108,7 +108,7 @@ def test_parts_that_are_known_are_not_timed_again(monkeypatch):
     monkeypatch.setattr(overhead, "_one", lambda step, config, tick: timed.append(step) or 0.5)
     for part in ("_gradient", "_local"):
         monkeypatch.setattr(overhead, part, lambda *args, part=part: part)
-    monkeypatch.setattr(overhead, "_server", lambda task, name, K: name)
+    monkeypatch.setattr(overhead, "_server", lambda task, name, config: name)
     known = {"forward-backward": 0.1, "lopt-a": 0.2}
     found = overhead.measure(overhead.OverheadConfig(), known=known, keep=lambda *part: kept.append(part))
     assert timed == ["_local"] * 3 + ["local-sgd"] * 3 + ["lagg-a"] * 3
@@ -118,7 +118,7 @@ def test_parts_that_are_known_are_not_timed_again(monkeypatch):
 
 @pytest.mark.slow
 def test_overhead_of_a_task(capfd, tmp_path):
-    argv = ["bench", "overhead", "--task", "digits-mlp", "--local-steps", "8", "--calls", "3", "--last", "2"]
+    argv = ["bench", "overhead", "--task", "digits-mlp", "--local-steps", "8", "--steps", "3", "--last", "2"]
     code, out, _ = laconic(capfd, *argv, "--restarts", "1", "--batch", "16", "--workers", "2", "--out", tmp_path)
     assert code == 0
     assert "H=8 lagg-a" in out
@@ -135,12 +135,12 @@ def test_the_last_calls_count(monkeypatch):
         clock_now[0] += next(durations)
         return state + 1
 
-    config = overhead.OverheadConfig(calls=5, last=3)
+    config = overhead.OverheadConfig(steps=5, last=3)
     assert overhead._one(clock.Step(call, 0, (), None), config, lambda: None) == 2.0
 
 
 def test_every_restart_begins_from_the_first_state():
-    seen, config = [], overhead.OverheadConfig(calls=2, last=1)
+    seen, config = [], overhead.OverheadConfig(steps=2, last=1)
     step = clock.compiled(lambda x: x + 1.0, jnp.zeros(3))
     watched = step._replace(call=lambda x: seen.append(float(x[0])) or step.call(x))
     for _ in range(2):
@@ -212,3 +212,30 @@ def test_defaults_of_meta_training_suit_the_platform(monkeypatch):
     assert MetaTrainConfig(pairs=4).filled() == MetaTrainConfig(pairs=4, truncation=5, repeats=3, steps=1)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert MetaTrainConfig().filled() == MetaTrainConfig(pairs=8, truncation=50, repeats=5, steps=10)
+
+
+def test_a_call_of_several_steps_counts_as_their_mean(monkeypatch):
+    clock_now, durations = [0.0], iter([100.0, 9.0, 9.0, 2.0, 6.0, 4.0])
+    monkeypatch.setattr(overhead.time, "perf_counter", lambda: clock_now[0])
+
+    def call(state: int) -> int:
+        clock_now[0] += next(durations)
+        return state + 1
+
+    config = overhead.OverheadConfig(steps=10, last=6, inner=2)
+    assert config.at_once == 2
+    assert overhead._one(clock.Step(call, 0, (), None, 2), config, lambda: None) == 2.0  # 2, 6 and 4 s for two each
+
+
+def test_what_the_state_does_not_change_is_worked_out_in_every_step():
+    """A product of the rest alone stays in the loop's body: none is left before it."""
+    step = clock.compiled(lambda x, w: (w @ w)[0] + 0.0 * x, jnp.zeros(8), jnp.ones((8, 8)), inner=3)
+    entry = step.call.as_text().split("ENTRY")[1]
+    assert "dot" not in entry
+    assert step.call(jnp.zeros(8), jnp.ones((8, 8)))[0] == 8.0
+
+
+@pytest.mark.parametrize(("field", "value"), [("inner", 0), ("steps", 0), ("precision", "quarter")])
+def test_overhead_refuses_what_cannot_be_measured(raises_clearly, field, value):
+    with raises_clearly(field):
+        overhead.OverheadConfig(**{field: value}).check()

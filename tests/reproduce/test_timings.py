@@ -17,7 +17,7 @@ from laconic.reproduce.run import carry_out
 from laconic.store.runlog import read
 from tests.reproduce.made import Killed, Watch
 
-CONFIG = OverheadConfig(task="digits-mlp", local_steps=(8, 16), workers=2, calls=3, last=2, restarts=2)
+CONFIG = OverheadConfig(task="digits-mlp", local_steps=(8, 16), workers=2, steps=3, last=2, restarts=2)
 PAPER = {8: ((0.5, 1.0), (0.6, 1.2), (0.7, 1.4))}
 TIMED = Experiment(
     "timed",
@@ -41,7 +41,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(overhead, "_one", one)
     monkeypatch.setattr(overhead, "_gradient", lambda task, config: "forward-backward")
     monkeypatch.setattr(overhead, "_local", lambda task, config: "local step")
-    monkeypatch.setattr(overhead, "_server", lambda task, name, K: name)
+    monkeypatch.setattr(overhead, "_server", lambda task, name, config: name)
     return timed
 
 
