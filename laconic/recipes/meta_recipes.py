@@ -76,7 +76,6 @@ _FEDERATED = replace(
 )
 _FEDERATED_CNN = replace(
     _CNN,
-    tasks=("cifar10-cnn",),
     workers=10,
     batch=20,
     gamma=0.1,
