@@ -79,7 +79,7 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
         layers = (all_within_float16 if tuning.precision == "half" else second_within_float16)(layers, largest)
     change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
     done = [kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning) for bigs, small in rows]
-    return scatter(tensors, stack, [big for bigs in done for big in bigs])
+    return scatter(tensors, stack, [big for bigs in done for big in bigs], tuning)
 
 
 def _groups(launches: Sequence[Any], together: int) -> list[tuple[int, Sequence[Any]]]:

@@ -9,7 +9,9 @@ from jax.experimental import pallas as pl
 
 from laconic.outer.blocks import Big, Geometry
 from laconic.outer.features import Ada
+from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Layout, Split, padded
+from laconic.outer.unpack import Piece, unpack
 
 SMALL = 1 << 16  # parameters up to which a tensor is copied to share launches
 
@@ -70,9 +72,13 @@ def gather(tensors: Sequence[Tensor]) -> Stack:
     return Stack(layout, geometry, views, lengths, along_a, jnp.concatenate([layout.along(x, 1) for x in of_b]))
 
 
-def scatter(tensors: Sequence[Tensor], stack: Stack, stepped: Sequence[Big]) -> list[tuple[jax.Array, Ada]]:
+def scatter(
+    tensors: Sequence[Tensor], stack: Stack, stepped: Sequence[Big], tuning: Tuning
+) -> list[tuple[jax.Array, Ada]]:
     """What the kernels wrote, tensor by tensor and in the tensors' own shapes."""
-    found = []
+    if stack.geometry.diagonal and len(stepped) == 1 and len(tensors) > 1:
+        return _vectors(tensors, stack.geometry.B, stepped[0], tuning)
+    sides, found = _sides(tensors, stack, tuning), []
     for g, tensor in enumerate(tensors):
         layout, shape = Layout.of(tensor.param.shape, tensor.split.pair), tensor.param.shape
         own, begin = stepped[g if len(stepped) > 1 else 0], stack.geometry.L0 * (g if len(stepped) == 1 else 0)
@@ -81,14 +87,39 @@ def scatter(tensors: Sequence[Tensor], stack: Stack, stepped: Sequence[Big]) -> 
         if layout.geometry.diagonal:
             row, col = home(own.diagonal).reshape(tensor.ada.row.shape), None
         else:
-            layers = slice(g * stack.geometry.L, (g + 1) * stack.geometry.L)
-            sides = [(stack.along_a[layers], 0), (stack.along_b[layers], 1)]
-            (row, at_row), (col, at_col) = sides if layout.wide else sides[::-1]
+            along_a, along_b = (side[g] for side in sides)
+            (row, at_row), (col, at_col) = ((along_a, 0), (along_b, 1))[:: 1 if layout.wide else -1]
             assert tensor.ada.col is not None
             row = layout.from_along(row, tensor.ada.row.shape, at_row)
             col = layout.from_along(col, tensor.ada.col.shape, at_col)
         found.append((home(own.param), Ada(home(own.m), home(own.v), row, col)))
     return found
+
+
+def _vectors(tensors: Sequence[Tensor], B: int, own: Big, tuning: Tuning) -> list[tuple[jax.Array, Ada]]:
+    """The same of vectors padded to B and laid one after another."""
+    G, sources = len(tensors), (own.param, own.m, own.v, own.diagonal)
+    rows = [1, 3, 1, 3]
+    sizes = [tensor.param.size for tensor in tensors]
+    pieces = [Piece(i, g * B, rows[i], G * B, size) for g, size in enumerate(sizes) for i in range(len(sources))]
+    new, found = unpack(sources, pieces, tuning), []
+    for g, t in enumerate(tensors):
+        param, m, v, row = new[4 * g : 4 * g + 4]
+        ada = Ada(m.reshape(t.ada.m.shape), v.reshape(t.ada.v.shape), row.reshape(t.ada.row.shape), None)
+        found.append((param.reshape(t.param.shape), ada))
+    return found
+
+
+def _sides(tensors: Sequence[Tensor], stack: Stack, tuning: Tuning) -> list[list[jax.Array]]:
+    """Accumulators along A and along B, each tensor's [L, 3, length]."""
+    if stack.geometry.diagonal:
+        return []
+    both = (stack.along_a, stack.along_b)
+    sizes = [side.size // len(tensors) for side in both]
+    pieces = [Piece(i, g * sizes[i], 1, 0, sizes[i]) for i in range(2) for g in range(len(tensors))]
+    new = unpack(both, pieces, tuning)
+    shaped = [x.reshape(stack.geometry.L, 3, -1) for x in new]
+    return [shaped[: len(tensors)], shaped[len(tensors) :]]
 
 
 def _view(t: Tensor) -> Big:

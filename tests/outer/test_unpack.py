@@ -1,0 +1,54 @@
+"""Pieces of long arrays, copied many at a time, against NumPy's slices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from laconic.outer import unpack as module
+from laconic.outer.kernels import Tuning
+from laconic.outer.unpack import Piece, unpack
+
+INTERPRETED = Tuning(interpret=True)
+
+
+def expected(sources, piece):
+    flat = np.asarray(sources[piece.source]).reshape(-1)
+    begins = [piece.begin + i * piece.stride for i in range(piece.rows)]
+    return np.stack([flat[begin : begin + piece.length] for begin in begins])
+
+
+def pieces_of(rng, sizes, count):
+    """Pieces of one and of three rows, short, as long as a program's lanes, and longer, anywhere in either source."""
+    found = []
+    for _ in range(count):
+        source, rows = int(rng.integers(len(sizes))), int(rng.choice([1, 3]))
+        length = int(rng.choice([1, 7, 100, 1024, 1500]))
+        stride = length + int(rng.integers(5)) if rows > 1 else 0
+        begin = int(rng.integers(sizes[source] - (rows - 1) * stride - length))
+        found.append(Piece(source, begin, rows, stride, length))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, module.FEW, 2 * 8 + 5])
+def test_every_piece_is_the_slice(monkeypatch, count):
+    monkeypatch.setattr(module, "MOST", 8)
+    rng, sizes = np.random.default_rng(count), (6_000, 9_000)
+    sources = [
+        jnp.asarray(rng.normal(size=(3, sizes[0] // 3)), jnp.float32),
+        jnp.asarray(rng.normal(size=sizes[1]), jnp.bfloat16),
+    ]
+    pieces = pieces_of(rng, sizes, count)
+    found = jax.jit(lambda *sources: unpack(sources, pieces, INTERPRETED))(*sources)
+    assert len(found) == count
+    for piece, got in zip(pieces, found, strict=True):
+        assert got.dtype == sources[piece.source].dtype
+        np.testing.assert_array_equal(np.asarray(got), expected(sources, piece))
+
+
+def test_launches_of_the_same_pattern_share_their_code():
+    """Where pieces begin is an argument: a second launch of the same lengths has the same kernel, object for object."""
+    pattern = [Piece(0, 0, 1, 0, 5), Piece(0, 0, 3, 20, 7)]
+    at = lambda begin: tuple(piece._replace(begin=begin).kind for piece in pattern)
+    assert module._bound(at(3)) is module._bound(at(11))
+    assert module._bound(at(3)) is not module._bound(at(3)[:1])
