@@ -18,6 +18,7 @@ from laconic.reproduce.outcome import rows_of
 from laconic.reproduce.page import write_outcome
 from laconic.reproduce.registry import experiment
 from laconic.reproduce.scale import at_scale
+from laconic.reproduce.timings import timing_rows
 from laconic.store.runlog import plain, read
 from laconic.zoo import load, published
 from tests.recorded import mean_curve, method_of
@@ -84,13 +85,40 @@ def test_the_cpu_benchmark_in_the_docs_is_the_median_of_its_commits_runs():
     assert all(str(run["server_step_speedup"]) in DOCS for run in runs)
 
 
-def test_the_docs_show_the_server_step_on_a_gpu():
-    figures = json.loads((ROOT / "results" / "benchmarks" / "server-step-h200.json").read_text())["figures"]
+@pytest.mark.parametrize("size", ["vit-b", "gpt2-medium"])
+def test_the_docs_show_the_server_step_on_a_gpu(size):
+    figures = json.loads((ROOT / "results" / "benchmarks" / f"server-step-{size}-h200.json").read_text())["figures"]
     page, keys = (ROOT / "docs" / "server-step.md").read_text(), ("ratio_to_adamw", "temporary_bytes_per_parameter")
     for name, figure in figures.items():
         ratio, temporary = (f"{figure[key]:.2f}" for key in keys)
         share = f"{figure['share_of_memory_floor']:.3f}"
         assert f"| {1e3 * figure['seconds']:.2f} | {ratio} | {share} | {temporary} |" in page, name
+
+
+def test_the_docs_tell_what_the_first_kernels_took():
+    figures = json.loads((ROOT / "results" / "benchmarks" / "server-step-h200.json").read_text())["figures"]
+    took = [f"{1e3 * figures[f'vit-b {name}']['seconds']:.2f}" for name in ("lopt-a", "lagg-a")]
+    assert f"took {took[0]} and {took[1]} ms" in (ROOT / "docs" / "server-step.md").read_text()
+
+
+def test_the_docs_show_federated_rounds():
+    figures = json.loads((ROOT / "results" / "benchmarks" / "federated-h200.json").read_text())
+    assert (figures["data"], figures["clients"], figures["workers"]) == ("fashion-mnist", 400, 10)
+    for label, name in (("FedAvg", "fedavg"), ("FedLOpt", "fedlopt")):
+        speed = figures[f"{name}_rounds_per_second"]
+        assert speed >= 1500
+        assert f"| {label} | {speed} | {figures[f'{name}_ratio']} |" in DOCS
+
+
+def test_the_docs_tell_that_meta_training_is_as_fast_as_before():
+    before, after = (
+        json.loads((ROOT / "results" / "benchmarks" / f"meta-train-h200{name}.json").read_text())["figures"]
+        for name in ("", "-second")
+    )
+    for name in ("lopt-a", "lagg-a"):
+        assert after[name]["rounds_per_second"] > 0.996 * before[name]["rounds_per_second"]
+        assert str(after[name]["rounds_per_second"]) in DOCS
+        assert f"| {before[name]['rounds_per_second']} |" in DOCS
 
 
 def test_the_docs_show_what_the_engine_costs():
@@ -160,9 +188,10 @@ def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tm
     records = read(run / "records.jsonl")
     found = narrowed(found, set(parts_of(found)) - set(records[-1].get("left", [])))
     panels = {panel.name: read(run / "panels" / panel.name / "records.jsonl") for panel in found.panels}
-    assert records[-1]["rows"] == plain(rows_of(found, panels))
+    timed = {timing.name: read(run / "timings" / timing.name / "records.jsonl") for timing in found.timings}
+    assert records[-1]["rows"] == plain(rows_of(found, panels) + timing_rows(found, timed))
     table = [line for line in (run / "table.md").read_text().splitlines() if line.startswith("|")]
-    write_outcome(tmp_path, found, records[-1], panels)
+    write_outcome(tmp_path, found, records[-1], panels, timed)
     assert [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("|")] == table
     assert "\n".join(table) in DOCS
 

@@ -84,3 +84,20 @@ def test_five_panels_of_one_setting_agree():
     summaries = [read(ROOT / "results" / "reproduce" / panel / "records.jsonl")[-1] for panel in SAME]
     speedups = [row["speedup"] for summary in summaries for row in summary["rows"] if row["label"] == "LOpt-A"]
     assert f"LOpt-A's are {min(speedups):.1f}× to {max(speedups):.1f}×" in WORDS
+
+
+OVERHEAD = _panel("table-overhead-full")
+
+
+@pytest.mark.parametrize("panel", ["resnet50-224", "vit-b-128"])
+def test_the_learned_steps_add_little_to_a_round(panel):
+    timing = read(OVERHEAD / "timings" / panel / "records.jsonl")[-1]
+    assert timing["kind"] == "timing"
+    assert timing["figures"]["H=8 lopt-a"]["overhead"] <= 1.03
+    assert timing["figures"]["H=32 lopt-a"]["overhead"] <= 1.01
+    told = WORDS[WORDS.index("A local step takes") :][:300]
+    for part in ("local step", "lopt-a", "lagg-a", "local-sgd"):
+        assert f"{1e3 * timing['parts_seconds'][part]:.2f}" in told, part
+    adds = 100 * (timing["figures"]["H=8 lopt-a"]["overhead"] - 1)
+    assert f"{adds:.1f} %" in WORDS[WORDS.index("So at H = 8 LOpt-A adds") :][:60]
+    assert f"{adds:.1f} % to" in " ".join((ROOT / "README.md").read_text().split())
