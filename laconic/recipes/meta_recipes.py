@@ -107,6 +107,9 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     **_both("fmnist-tenth", "for messages of the largest tenth", replace(_TOP, compress="topk:0.1+ef")),
     **_both("fmnist-hundredth", "for messages of the largest hundredth", replace(_TOP, compress="topk:0.01+ef")),
     **_both("cifar10-mlp2", "for CIFAR-10's 2-layer MLP", replace(_ELSEWHERE, tasks=("cifar10-mlp2",))),
+    **_both(
+        "imagenet32-mlp2", "for the 2-layer MLP of ImageNet at 32×32", replace(_ELSEWHERE, tasks=("imagenet32-mlp2",))
+    ),
     **_both("cifar10-cnn", "for CIFAR-10's CNN", _CNN, first="cifar10-mlp2"),
     "lopt-a-cifar10-cnn-again": ("a second, gentler cycle from a φ given by --init", _CNN_AGAIN),
     "lagg-a-cifar10-cnn-again": ("the same for LAgg-A", replace(_CNN_AGAIN, architecture="lagg-a")),

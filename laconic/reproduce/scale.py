@@ -117,7 +117,9 @@ def small_task(spec: str) -> str:
     small = SIZES.get(name.partition("-")[2], {"width": "16"} if "width" in TASKS[name].options else {})
     own = {item.partition("=")[0]: item.partition("=")[2] for item in given.split(",") if given}
     own |= {key: str(max(least, int(own[key]) // 8)) for key, least in EIGHTHS.items() if key in own}
-    options = small | {key: value for key, value in own.items() if key != "compute"}  # CPUs have no use for bfloat16
+    for key in ("compute", "stem"):  # CPUs have no use for bfloat16, nor time for images at their full size
+        own.pop(key, None)
+    options = small | own
     return ":".join([name, *([",".join(f"{key}={value}" for key, value in options.items())] if options else [])])
 
 

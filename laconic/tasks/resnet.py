@@ -1,13 +1,14 @@
 """Residual networks of bottleneck blocks (He et al., 2015): ResNet-50 is 3-4-6-3 blocks, ResNet-152 3-8-36-3.
 
 The stride of a stage is that of its first 3×3 convolution, as everyone has it today. Large images enter by a 7×7
-convolution and a pool that shrink them fourfold, images of up to 64×64 by a 3×3 convolution that does not. The running
-statistics of every BatchNorm are the model state, which a round carries and averages.
+convolution and a pool that shrink them fourfold, images of up to 64×64 by a 3×3 convolution that does not, or if asked
+with a pool that halves them. The running statistics of every BatchNorm are the model state, which a round carries and
+averages.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,7 +23,17 @@ from laconic.tasks.tower import through
 
 EXPANSION = 4  # a block gives four times the channels that it works in
 SMALL_SIDE = 64
-STEMS = {"small": 3, "large": 7}  # the side of the first kernel
+
+
+class Stem(NamedTuple):
+    """The side of the first kernel, its stride, and whether a pool of stride 2 follows."""
+
+    kernel: int
+    stride: int
+    pooled: bool
+
+
+STEMS = {"small": Stem(3, 1, False), "pooled": Stem(3, 1, True), "large": Stem(7, 2, True)}
 
 Apply = Callable[[ConvNorm, jax.Array, Statistics], tuple[jax.Array, Statistics]]
 
@@ -67,6 +78,7 @@ class ResNet(eqx.Module):
     stem: ConvNorm
     stages: tuple[tuple[Bottleneck, ...], ...]
     head: Linear
+    pooled: bool = eqx.field(static=True)
 
     def __init__(
         self, key: jax.Array, inputs: int, classes: int, *, blocks: Sequence[int], width: int, stem: str, conv: str
@@ -75,7 +87,7 @@ class ResNet(eqx.Module):
         for kind, name, known in (("stem", stem, STEMS), ("convolution", conv, CONVOLUTIONS)):
             if name not in known:
                 raise unknown(kind, name, known)
-        weights = iter(fan_in_normals(key, *_shapes(inputs, classes, blocks, width, STEMS[stem])))
+        weights = iter(fan_in_normals(key, *_shapes(inputs, classes, blocks, width, STEMS[stem].kernel)))
 
         def layer(stride: int) -> ConvNorm:
             return ConvNorm(next(weights), stride, convolve=CONVOLUTIONS[conv])
@@ -84,7 +96,7 @@ class ResNet(eqx.Module):
             stride = 2 if first and stage > 0 else 1
             return Bottleneck((layer(1), layer(stride), layer(1)), layer(stride) if first else None)
 
-        self.stem = layer(2 if stem == "large" else 1)
+        self.stem, self.pooled = layer(STEMS[stem].stride), STEMS[stem].pooled
         self.stages = tuple(tuple(block(s, i == 0) for i in range(n)) for s, n in enumerate(blocks))
         self.head = Linear(next(weights))
 
@@ -105,7 +117,7 @@ class ResNet(eqx.Module):
         stem, stages = state
         x, stem = apply(self.stem, x, stem)
         x = jax.nn.relu(x)
-        if self.stem.stride > 1:
+        if self.pooled:
             x = max_pool(x, 3, 2)
         after = []
         step = lambda block, x, running: block(x, running, apply)

@@ -190,7 +190,7 @@ def test_options(made):
         ("fmnist-mlp2:activation=step", ["activation is relu or tanh or gelu or silu", "'step'"]),
         ("cifar10-resnet50:compute=fp8", ["compute is f32 or bf16", "'fp8'"]),
         ("cifar10-resnet50:conv=fft", ["conv is product or xla", "'fft'"]),
-        ("cifar10-resnet50:stem=tiny", ["stem is small or large", "'tiny'"]),
+        ("cifar10-resnet50:stem=tiny", ["stem is small or pooled or large", "'tiny'"]),
         ("cifar10-resnet50:blocks=3-0", ["blocks of each stage, as in 3-4-6-3", "'3-0'"]),
         ("lm-decoder:tokenizer=words", ["tokenizer is bytes or bpe", "'words'"]),
         ("lm-decoder:positions=none", ["positions is learned or rotary", "'none'"]),

@@ -100,9 +100,9 @@ class TorchTwin:
             y = self.conv(conv, running, self.F.relu(y) if i else y)
         return self.F.relu(y + (x if block.shortcut is None else self.conv(block.shortcut, state[3], x)))
 
-    def logits(self, x_BHWC, large):
+    def logits(self, x_BHWC, pooled):
         x = self.F.relu(self.conv(self.model.stem, self.state[0], self.tensor(x_BHWC).permute(0, 3, 1, 2)))
-        if large:
+        if pooled:
             x = self.F.max_pool2d(self.padded(x, 3, 2, -np.inf), 3, 2)
         for stage, states in zip(self.model.stages, self.state[1], strict=True):
             for block, state in zip(stage, states, strict=True):
@@ -110,7 +110,7 @@ class TorchTwin:
         return (x.mean((2, 3)) @ self.tensor(self.model.head.weight) + self.tensor(self.model.head.bias)).numpy()
 
 
-@pytest.mark.parametrize("stem", ["small", "large"])
+@pytest.mark.parametrize("stem", ["small", "pooled", "large"])
 def test_the_whole_network_against_torch(stem):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     model, state = drawn(small((2, 5), stem))  # the second stage is scanned over
@@ -121,7 +121,7 @@ def test_the_whole_network_against_torch(stem):
 
     trained, inferred = jax.jit(both, compiler_options=QUICK)(model, state, x)
     for got, training in ((trained, True), (inferred, False)):
-        expected = TorchTwin(torch, model, state, training).logits(x, stem == "large")
+        expected = TorchTwin(torch, model, state, training).logits(x, stem != "small")
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
