@@ -42,6 +42,16 @@ def test_federated_prints_its_figures_as_json():
         assert figures[f"{name}_ratio"] == pytest.approx(ratio, rel=0.05, abs=0.01)
 
 
+@pytest.mark.slow
+def test_step_accuracy_prints_its_figures_as_json():
+    command = [sys.executable, "benchmarks/step_accuracy.py", "--small", "--rounds", "1", "--precisions", "bf16x3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout.splitlines()[-1])["errors"]
+    assert set(errors) == {"lopt-a", "lagg-a"}
+    assert all(1e-7 < found["bf16x3"] < 2e-5 for found in errors.values())
+
+
 def test_the_textbook_agrees_with_the_reference():
     rng = np.random.default_rng(0)
     theta = LearnedOptimizer("lopt-a").init(jax.random.key(0))
