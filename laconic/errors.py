@@ -1,7 +1,7 @@
 """The one exception users see: what is wrong, why it matters, what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 
 class LaconicError(Exception):
@@ -21,6 +21,13 @@ def require_positive(**values: int | float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise LaconicError(f"{name} must be positive, got {value}.")
+
+
+def require_some(**values: Sized) -> None:
+    """Raise unless every named list has something in it."""
+    for name, value in values.items():
+        if not len(value):
+            raise LaconicError(f"{name} is empty, so there is nothing to do: give at least one, or leave it out.")
 
 
 def require_seed(seed: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 
 from laconic.bench.clock import Tick
-from laconic.errors import require_positive
+from laconic.errors import require_positive, require_some
 from laconic.local import LocalOptimizer
 from laconic.meta.problem import Inner
 from laconic.meta.train import MetaTrainer, Outer
@@ -56,6 +56,7 @@ class MetaTrainConfig:
 
 def measure(config: MetaTrainConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
     """Figures by architecture: rounds a second and seconds of an outer step."""
+    require_some(architectures=config.architectures)
     sizes = asdict(config.filled())
     inner = Inner(config.task, config.workers, config.local_steps, config.batch, LocalOptimizer("sgd", 0.1))
     outer = Outer(pairs=sizes["pairs"], truncation=sizes["truncation"])

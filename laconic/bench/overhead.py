@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from laconic.bench.clock import Step, Tick, compiled
-from laconic.data.feed import Streamed
-from laconic.errors import require_positive
+from laconic.data.feed import Streamed, count_rows
+from laconic.errors import LaconicError, require_positive, require_some
 from laconic.outer.average import average
 from laconic.outer.base import OuterOptimizer, outer_step
 from laconic.outer.kernels import Tuning
@@ -63,6 +63,7 @@ class OverheadConfig:
 
     def check(self) -> None:
         """Refuse what cannot be measured."""
+        require_some(local_steps=self.local_steps)
         require_positive(batch=self.batch, workers=self.workers, rate=self.rate, restarts=self.restarts)
         require_positive(steps=self.steps, last=min(self.last, self.steps), local_steps=min(self.local_steps))
         require_positive(inner=1 if self.inner is None else self.inner)
@@ -126,7 +127,10 @@ def _one(step: Step, config: OverheadConfig, tick: Callable[[], None]) -> float:
 def _batch(task: Task, batch: int) -> Any:
     feed = task.feed
     if isinstance(feed, Streamed):
-        return jax.tree.map(jnp.asarray, next(iter(feed.batches())))
+        found = jax.tree.map(jnp.asarray, next(iter(feed.batches())))
+        if count_rows(found) != batch:
+            raise LaconicError(f"the stream's batches have {count_rows(found)} examples, but the setting says {batch}.")
+        return found
     return feed.take(feed.sample(jax.random.key(1), (batch,)))
 
 

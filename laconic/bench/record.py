@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from laconic.errors import LaconicError
 from laconic.evaluate.figures import our_style, png_bytes
 from laconic.store import atomic
-from laconic.store.runlog import provenance, write_json
+from laconic.store.runlog import plain, provenance, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,6 +38,9 @@ def load_record(path: Path) -> dict[str, Any]:
         raise LaconicError(f"cannot read {path} as a benchmark's record: {error}. Give a JSON file of ours.") from None
     if not isinstance(record, dict) or "benchmark" not in record or not isinstance(record.get("figures"), dict):
         raise LaconicError(f"{path} is JSON, but no record of `laconic bench`: it has no figures. Give another file.")
+    for name, figure in record["figures"].items():
+        if not isinstance(figure, dict) or not isinstance(figure.get("seconds"), int | float | None):
+            raise LaconicError(f"{path} has no seconds in its figure {name!r}. Give a record of `laconic bench`.")
     return record
 
 
@@ -55,6 +58,20 @@ def compare(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[tuple[str, f
     if not rows:
         raise LaconicError("the two records have no figure in common: measure the same sizes, tasks or methods.")
     return rows
+
+
+def different(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(what, before, now) of all that was not the same: device, versions, and the settings that both records have."""
+    rows = [(what, old.get(what), new.get(what)) for what in ("device", "versions")]
+    before, now = _settings(old), _settings(new)
+    rows += [(what, before[what], value) for what, value in now.items() if what in before]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's settings as in JSON; how kernels are cut stands beside them, under its own names."""
+    parts = [part for part in (record.get("config"), record.get("tuning")) if isinstance(part, Mapping)]
+    return {name: plain(value) for part in parts for name, value in part.items() if name != "tuning"}
 
 
 def picture(record: Mapping[str, Any]) -> "Figure":

@@ -12,7 +12,7 @@ import optax
 
 from laconic.bench.clock import Step, Tick, bandwidth, compiled, medians
 from laconic.bench.models import MODELS
-from laconic.errors import LaconicError, require_positive, unknown
+from laconic.errors import LaconicError, require_positive, require_some, unknown
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import PATHS, LearnedOptimizer
 
@@ -67,6 +67,7 @@ class ServerStepConfig:
 
     def check(self) -> None:
         """Refuse what is unknown before anything is compiled."""
+        require_some(sizes=self.sizes, steppers=self.steppers)
         for what, given, known in (
             ("size", self.sizes, MODELS),
             ("stepper", self.steppers, STEPPERS),
@@ -78,8 +79,11 @@ class ServerStepConfig:
         require_positive(workers=self.workers, repeats=self.repeats, inner=1 if self.inner is None else self.inner)
         for tuning in (self.tuning, *(self.tuning._replace(precision=p) for p in self.precisions)):
             tuning.check()
-        if self.tune and jax.default_backend() != "gpu":
-            raise LaconicError("--tune cuts GPU kernels, and JAX sees no GPU here; leave it out.")
+        compiled = not self.tuning.interpret
+        given = {"--path passes": self.path == "passes" and compiled, "--precisions": self.precisions and compiled}
+        for words, asked in {"--tune": self.tune, **given}.items():
+            if asked and jax.default_backend() != "gpu":
+                raise LaconicError(f"{words} is for GPU kernels, and JAX sees no GPU here; leave it out.")
 
 
 def bytes_moved(stepper: str, K: int) -> int:

@@ -55,7 +55,7 @@ EXAMPLES = {
     "laconic bench server-step --sizes vit-b gpt2-medium --tune": "on a GPU: find the fastest cut first, then measure",
     "laconic bench server-step --sizes vit-b --precisions tf32 bf16": "… and at other precisions",
     "laconic bench overhead --task fmnist-mlp2 --batch 128": "the share of a round that a learned step takes",
-    "laconic bench round --compare results/benchmarks/round.json": "what got slower since that record",
+    "laconic bench round --compare runs/bench/round.json": "what got slower since the last run",
 }
 
 
@@ -150,9 +150,8 @@ def _compare(made: dict[str, Any], earlier: dict[str, Any]) -> int:
     found = record.compare(made, earlier)
     rows = [[n, _milliseconds(a), _milliseconds(b), f"{b / a:.2f}×", verdict] for n, a, b, verdict in found]
     out.print(table(["", "ms before", "ms now", "ratio", ""], rows, f"against {earlier.get('commit') or 'the record'}"))
-    for what in ("device", "versions"):
-        if made.get(what) != earlier.get(what):
-            say(f"note: {what} was {earlier.get(what)} and is {made.get(what)}.")
+    for what, before, now in record.different(made, earlier):
+        say(f"note: {what} was {before} and is {now}.")
     slower = [name for name, _, _, verdict in found if verdict == "slower"]
     say(f"slower: {', '.join(slower)}" if slower else f"nothing got more than {record.TOLERANCE:.0%} slower.")
     return 1 if slower else 0

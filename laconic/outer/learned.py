@@ -227,7 +227,8 @@ def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
     if path == "passes" and not can:
         raise LaconicError(
             f"the three kernels need an architecture with accumulators, a hidden width that is a power of two from 16 "
-            f"on, and tensors whose deltas and momenta are below {passes.REACH:,} numbers: choose path='auto'."
+            f"on, and tensors whose deltas and momenta, of small ones together, are below {passes.REACH:,} numbers: "
+            "choose path='auto'."
         )
     if path == "auto":
         path = "passes" if can and backend == "gpu" and sum(sizes) >= LARGE and _has_units() else "tensorwise"

@@ -19,9 +19,9 @@ from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
 from laconic.outer.products import can_multiply
 from laconic.outer.reach import all_within_float16, largest_sums, second_within_float16
-from laconic.outer.stacks import Stack, Tensor, gather, scatter
+from laconic.outer.stacks import SMALL, Stack, Tensor, gather, scatter
 
-REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of a tensor lie in one array
+REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of tensors lie in one array
 
 
 class Phi(NamedTuple):
@@ -37,8 +37,12 @@ class Phi(NamedTuple):
 
 
 def serves(hidden: int, deltas: int, sizes: Sequence[int]) -> bool:
-    """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of 32 bits."""
-    return can_multiply(hidden) and max(3, deltas) * max(sizes, default=0) < REACH
+    """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of 32 bits.
+
+    Small tensors may all lie in one array, where vectors are padded.
+    """
+    packed = sum(pl.next_power_of_2(size) for size in sizes if 0 < size <= SMALL)
+    return can_multiply(hidden) and max(3, deltas) * max([packed, *sizes]) < REACH
 
 
 def model_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tuple[jax.Array, Ada]]:

@@ -2,15 +2,21 @@
 
 import json
 import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from laconic.bench import clock, overhead, record, server_step
 from laconic.bench.meta_train import MetaTrainConfig
 from laconic.bench.models import MODELS
-from laconic.cli.bench import BENCHMARKS
+from laconic.cli.bench import BENCHMARKS, EXAMPLES, _options
+from laconic.data.feed import Streamed
 from laconic.outer.kernels import Tuning
 from tests.cli.commands import assert_one_error, laconic
 
@@ -86,6 +92,45 @@ def test_comparing_takes_a_figure_as_the_same_within_five_percent(raises_clearly
         record.load_record(tmp_path / "other.json")
     with raises_clearly("missing.json"):
         record.load_record(tmp_path / "missing.json")
+
+
+def test_what_was_not_the_same_is_told(small, capfd, tmp_path, standard_promotion):
+    """Names of figures do not say with which settings; a setting that a record has another name for is left out."""
+    argv = ["bench", "server-step", "--sizes", "small", "--steppers", "lopt-a", "--repeats", "1", "--out", tmp_path]
+    laconic(capfd, *argv)
+    earlier = json.loads((tmp_path / "server-step.json").read_text())
+    earlier["config"] |= {"accumulators": "bfloat16", "calls": 7}
+    earlier["tuning"]["lanes"] = 64
+    (tmp_path / "other.json").write_text(json.dumps(earlier))
+    _, out, _ = laconic(capfd, *argv, "--compare", tmp_path / "other.json")
+    notes = [line for line in out.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: accumulators was bfloat16 and is float32.", "note: lanes was 64 and is 128."]
+
+
+@pytest.mark.parametrize("figure", [3, {"seconds": "fast"}, None])
+def test_a_record_without_seconds_is_refused(raises_clearly, tmp_path, figure):
+    (tmp_path / "odd.json").write_text(json.dumps({"benchmark": "round", "figures": {"adamw": figure}}))
+    with raises_clearly("odd.json", "'adamw'"):
+        record.load_record(tmp_path / "odd.json")
+
+
+def test_a_stream_of_other_batches_is_not_timed(raises_clearly):
+    stream = Streamed({}, lambda: iter([{"x": np.zeros((16, 2)), "y": np.zeros(16)}]))
+    task: Any = SimpleNamespace(feed=stream)
+    assert overhead._batch(task, 16)["x"].shape == (16, 2)
+    with raises_clearly("16 examples", "8"):
+        overhead._batch(task, 8)
+
+
+def test_flags_of_the_examples_and_of_the_docs_are_there():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "server-step.md").read_text()
+    assert all((root / word).is_file() for line in EXAMPLES for word in line.split() if word.startswith("results/"))
+    for command in [*EXAMPLES, *re.findall(r"`(laconic bench [^`]* --[^`]*)`", page)]:
+        name, *argv = command.split()[2:]
+        _options(BENCHMARKS[name].config, argv, command, "")
+    for flags in re.findall(r"with `(--[^`]*)`", page):
+        _options(BENCHMARKS["server-step"].config, flags.split(), flags, "")
 
 
 def test_overhead_adds_up(monkeypatch):
@@ -197,7 +242,13 @@ def test_tuning_keeps_the_fastest_of_each_knob(monkeypatch):
         (["bench", "server-step", "--steppers", "adam"], ["'adam'", "adamw"]),
         (["bench", "server-step", "--path", "fast"], ["'fast'", "passes"]),
         (["bench", "server-step", "--precision", "fp8"], ["'fp8'", "bf16x3"]),
-        (["bench", "server-step", "--tune"], ["no GPU"]),
+        (["bench", "server-step", "--tune"], ["--tune", "no GPU"]),
+        (["bench", "server-step", "--path", "passes"], ["--path passes", "no GPU"]),
+        (["bench", "server-step", "--precisions", "half"], ["--precisions", "no GPU"]),
+        (["bench", "server-step", "--sizes"], ["sizes is empty"]),
+        (["bench", "server-step", "--steppers"], ["steppers is empty"]),
+        (["bench", "overhead", "--local-steps"], ["local_steps is empty"]),
+        (["bench", "meta-train", "--architectures"], ["architectures is empty"]),
         (["bench", "overhead", "--batch", "0"], ["batch", "0"]),
         (["bench", "meta-train", "--pairs", "0"], ["pairs", "0"]),
         (["bench", "round", "--rounds", "0"], ["rounds", "0"]),

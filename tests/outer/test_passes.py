@@ -240,6 +240,10 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     assert choose("passes", LAGG_A[8], passes.REACH // 8 - 1) == "passes"
     with raises_clearly("are below", "path='auto'"):
         choose("passes", LAGG_A[8], passes.REACH // 8)
+    vectors = [stacks.SMALL - 1] * 6_000  # padded and in one array each, three momenta are nearly 1.2 · 10⁹ numbers
+    assert choose("passes", LOPT_A, *vectors) == "passes"
+    with raises_clearly("are below", "path='auto'"):
+        choose("passes", LOPT_A, *vectors, *vectors)
     monkeypatch.setattr(learned, "_has_units", lambda: False)
     assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
     monkeypatch.setattr(learned, "_has_units", lambda: True)

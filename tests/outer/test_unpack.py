@@ -46,6 +46,15 @@ def test_every_piece_is_the_slice(monkeypatch, count):
         np.testing.assert_array_equal(np.asarray(got), expected(sources, piece))
 
 
+def test_pieces_of_several_models_in_a_vmap():
+    rng = np.random.default_rng(7)
+    source = jnp.asarray(rng.normal(size=(2, 40)), jnp.float32)
+    pieces = [Piece(0, begin, 3, 11, length) for begin, length in ((0, 7), (3, 1), (9, 9), (5, 5))]
+    found = jax.jit(jax.vmap(lambda x: unpack([x], pieces, INTERPRETED)))(source)
+    for piece, got in zip(pieces, found, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.stack([expected([x], piece) for x in source]))
+
+
 def test_launches_of_the_same_pattern_share_their_code():
     """Where pieces begin is an argument: a second launch of the same lengths has the same kernel, object for object."""
     pattern = [Piece(0, 0, 1, 0, 5), Piece(0, 0, 3, 20, 7)]
