@@ -14,7 +14,7 @@ class Federated:
     """A population of clients with data of their own, of which every round samples K. Left alone: no population."""
 
     clients: int = 0
-    """How many clients there are; 0 is none, or 400 once any other of these is given."""
+    """How many clients there are; 0 is none, or 400 once any other of these is not as by default."""
     alpha: float | None = None
     """Dirichlet α of the clients' class mixes: 0.1 differs much, 100 hardly; left out, data is dealt out at random."""
     epochs: int = 1
