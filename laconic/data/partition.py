@@ -31,7 +31,9 @@ def client_sizes(samples: int, clients: int, spread: float, rng: np.random.Gener
         )
     if not spread:
         return np.full(clients, samples // clients)
-    shares = np.exp(spread * rng.standard_normal(clients))
+    noise = rng.standard_normal(clients)
+    with np.errstate(over="ignore"):  # relative to the largest, so that even a wide spread leaves finite shares
+        shares = np.exp(spread * (noise - noise.max()))
     sizes = np.maximum(1, np.floor(samples * shares / shares.sum())).astype(int)
     while sizes.sum() > samples:  # those who were given their one sample take it from the largest
         sizes[np.argmax(sizes)] -= 1

@@ -194,7 +194,8 @@ def _draw_band(ax: "Axes", curve: Curve, finite: np.ndarray, bottom: float, top:
     """Mean ± standard error, at up to 300 of the points: a band needs no more, and the file stays small."""
     first, last = finite[0] + 1, finite[-1] + 1
     chosen = np.r_[np.linspace(first, last, 150), np.geomspace(first, last, 150)].round().astype(int) - 1
-    at = np.intersect1d(chosen, finite[curve.error[finite] > 0])
+    spread = (curve.error[finite] > 0).any()  # where seeds agree for once the band is thin, not gone; one seed has none
+    at = np.intersect1d(chosen, finite[curve.error[finite] >= 0] if spread else finite[:0])
     low, high = (np.clip(curve.y[at] + sign * curve.error[at], bottom, top) for sign in (-1, 1))
     ax.fill_between(curve.x[at], low, high, color=curve.style.colour, alpha=0.16, linewidth=0, clip_on=False)
 

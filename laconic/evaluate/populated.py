@@ -6,7 +6,7 @@ import jax
 
 from laconic.client import gradient_client
 from laconic.errors import LaconicError
-from laconic.federated.population import RUNS, Plan, Population, plan_for, settle
+from laconic.federated.population import RUNS, Plan, Population, check_rows, plan_for, settle
 from laconic.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def populated(
     if population is None:
         plan, population = settle(options, task, K, B, RUNS, setting.seeds)
     else:
+        check_rows(population, task)
         plan = plan_for(options, population, K, B)
         if population.rows.shape[0] != len(setting.seeds):
             raise LaconicError(f"{population.rows.shape[0]} partitions for {len(setting.seeds)} seeds: give one each.")

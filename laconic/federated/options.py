@@ -14,7 +14,7 @@ class Federated:
     """A population of clients with data of their own, of which every round samples K. Left alone: no population."""
 
     clients: int = 0
-    """How many clients there are; 0 is none, or 400 once any other of these is given."""
+    """How many clients there are; 0 is none, or 400 once any other of these is not as by default."""
     alpha: float | None = None
     """Dirichlet α of the clients' class mixes: 0.1 differs much, 100 hardly; left out, data is dealt out at random."""
     epochs: int = 1
@@ -78,10 +78,16 @@ KINDS: dict[str, type] = {  # of the options' values; only α, a number, has non
 def read_federated(values: dict[str, Any], source: str) -> dict[str, Any]:
     """A record's settings with the population in them as `Federated`; records from before there were any have none."""
     found = values.get("federated", {})
-    wrong = [name for name, x in found.items() if name not in KINDS or not isinstance(x, KINDS[name] | int | None)]
+    if not isinstance(found, dict):
+        raise LaconicError(f"the population in {source} is no table of settings; start anew.")
+    wrong = [name for name, x in found.items() if name not in KINDS or not _of_kind(name, x)]
     if wrong:
-        raise LaconicError(f"the population in {source} has a {wrong[0]} that this version does not know; start anew.")
+        raise LaconicError(f"{wrong[0]!r} of the population in {source} is not known to this version; start anew.")
     return {**values, "federated": Federated(**found)}
+
+
+def _of_kind(name: str, value: Any) -> bool:
+    return name == "alpha" if value is None else isinstance(value, KINDS[name] | int)
 
 
 def in_words(config: dict[str, Any]) -> str:

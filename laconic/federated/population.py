@@ -87,12 +87,17 @@ def settle(
     options: Federated, task: Task, workers: int, batch: int, kind: int, seeds: Sequence[int]
 ) -> tuple[Plan, Population]:
     """The plan of a population and one partition of the task's data for each seed, leaves [S, …]; or why it cannot."""
-    if not isinstance(task.feed, Resident):
-        raise LaconicError(f"{task.name} streams its data, so it cannot be divided among clients; use a subset.")
-    client_sizes(task.feed.size(), options.population, 0.0, generator())  # are there too many of them?
+    client_sizes(rows_of(task), options.population, 0.0, generator())  # are there too many of them?
     _check_sampled(workers, options.population)
     population = draw_populations(options, task, kind, seeds)
     return plan_for(options, population, workers, batch), population
+
+
+def rows_of(task: Task) -> int:
+    """How many rows the train split has; data that streams has none to give to anybody."""
+    if not isinstance(task.feed, Resident):
+        raise LaconicError(f"{task.name} streams its data, so it cannot be divided among clients; use a subset.")
+    return task.feed.size()
 
 
 def bank_for(options: Federated, task: Task, workers: int, batch: int) -> Bank:
@@ -128,7 +133,24 @@ def population_of(rows: Sequence[np.ndarray]) -> Population:
     if empty or not len(rows):
         who = f"client {empty[0]} has no data" if empty else "there are no clients"
         raise LaconicError(f"{who}: every client of a population needs at least one sample; leave such clients out.")
+    for i, own in enumerate(map(np.asarray, rows)):
+        if own.ndim != 1 or own.dtype.kind not in "iu" or own.min() < 0 or own.max() > np.iinfo(np.int32).max:
+            raise LaconicError(
+                f"client {i} has no list of row numbers: give each the rows of the train split that are its own, as "
+                "whole numbers counted from 0; of a mask take np.flatnonzero."
+            )
     return _stacked([rows])
+
+
+def check_rows(population: Population, task: Task) -> None:
+    """Refuse a population of other data: a row that is not there would be read as the nearest one that is."""
+    samples, first, last = rows_of(task), int(jnp.min(population.rows)), int(jnp.max(population.rows))
+    if first < 0 or last >= samples:
+        wrong = first if first < 0 else last
+        raise LaconicError(
+            f"a client has row {wrong}, and the train split of {task.name} has rows 0 to {samples - 1}: give rows of "
+            "that split."
+        )
 
 
 def _stacked(partitions: Sequence[Sequence[np.ndarray]]) -> Population:

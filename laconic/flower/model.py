@@ -92,6 +92,12 @@ def check_layout(layout: str) -> None:
         raise unknown("layout", layout, LAYOUTS)
 
 
+def check_patterns(averaged: Sequence[str]) -> None:
+    """Refuse a bare string, whose letters would each be a pattern."""
+    if isinstance(averaged, str):
+        raise LaconicError(f"averaged is a list of patterns of names, got the string {averaged!r}: put it in a list.")
+
+
 def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:
     """Whether no number is NaN or infinite."""
     return all(bool(np.isfinite(x).all()) for x in arrays.values() if x.dtype.kind == "f")

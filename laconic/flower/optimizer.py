@@ -49,6 +49,11 @@ def choose(
 
 
 def _named(optimizer: str | os.PathLike[str], min_train_nodes: int | None) -> tuple[str, OuterOptimizer]:
+    if not isinstance(optimizer, str | os.PathLike):
+        raise LaconicError(
+            f"a {type(optimizer).__name__} is no outer optimizer: give a name, a .safetensors file or an "
+            "OuterOptimizer, which laconic.from_optax makes of any optax optimizer."
+        )
     spec = os.fspath(optimizer)
     name = spec.partition(":")[0]
     if name in NO_SERVERS:

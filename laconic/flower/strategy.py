@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from laconic.errors import LaconicError
 from laconic.flower.metrics import aggregate, evaluations, tally
-from laconic.flower.model import AVERAGED, Arrays, Model, all_finite, check_layout
+from laconic.flower.model import AVERAGED, Arrays, Model, all_finite, check_layout, check_patterns
 from laconic.flower.optimizer import choose
 from laconic.flower.patience import PatientGrid, check_patience
 from laconic.flower.replies import Refused, Reply, arrays_of, read, record_of
@@ -71,6 +71,7 @@ class LearnedStrategy(FedAvg):
         evaluate_metrics_aggr_fn: Aggregate | None = None,
     ) -> None:
         check_layout(layout)
+        check_patterns(averaged)
         check_patience(patience)
         chosen = choose(optimizer, min_train_nodes, fraction_train)
         super().__init__(

@@ -69,6 +69,7 @@ def fedavg(K: int, gamma: float = 0.1) -> Parts:
 
 def fedavgm(K: int, gamma: float = 0.1, eta: float = 1.0, beta: float = 0.9) -> Parts:
     """Hsu et al. (2019)."""
+    _check_server("fedavgm", eta=eta, beta=beta)
     return Parts(LocalOptimizer("sgd", gamma), OUTER["fedavgm"].make(eta=eta, beta=beta))
 
 
@@ -82,6 +83,7 @@ def fedprox(K: int, gamma: float = 0.1, mu: float = 0.01) -> Parts:
 
 def scaffold(K: int, gamma: float = 0.05, eta: float = 1.0) -> Parts:
     """Karimireddy et al. (2020), option II."""
+    _check_server("scaffold", eta=eta)
     client = lambda task, local: scaffold_client(task, local.optax(), local.learning_rate)
     return Parts(LocalOptimizer("sgd", gamma), from_optax(optax.sgd(eta)), client=client)
 
@@ -90,6 +92,7 @@ def fedadam(
     K: int, gamma: float = 0.1, eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99
 ) -> Parts:
     """Reddi et al. (2020)."""
+    _check_server("fedadam", eta=eta, tau=tau, beta1=beta1, beta2=beta2)
     return Parts(LocalOptimizer("sgd", gamma), OUTER["fedadam"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2))
 
 
@@ -97,12 +100,23 @@ def fedyogi(
     K: int, gamma: float = 0.1, eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99
 ) -> Parts:
     """Reddi et al. (2020)."""
+    _check_server("fedyogi", eta=eta, tau=tau, beta1=beta1, beta2=beta2)
     return Parts(LocalOptimizer("sgd", gamma), OUTER["fedyogi"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2))
 
 
 def fedadagrad(K: int, gamma: float = 0.1, eta: float = 0.1, tau: float = 1e-3, beta1: float = 0.9) -> Parts:
     """Reddi et al. (2020)."""
+    _check_server("fedadagrad", eta=eta, tau=tau, beta1=beta1)
     return Parts(LocalOptimizer("sgd", gamma), OUTER["fedadagrad"].make(eta=eta, tau=tau, beta1=beta1))
+
+
+def _check_server(method: str, **numbers: float) -> None:
+    """The ranges that a sweep has too: a server's β is a decay, and its other numbers are above 0."""
+    for name, value in numbers.items():
+        if name.startswith("beta") and not 0 <= value < 1:
+            raise LaconicError(f"{method}: {name} must be at least 0 and below 1, got {value}.")
+        if not name.startswith("beta") and not value > 0:
+            raise LaconicError(f"{method}: {name} must be positive, got {value}.")
 
 
 def named_optax(K: int, name: str = "adam", lr: float = 1e-3, gamma: float = 0.1, local: str = "sgd") -> Parts:

@@ -117,7 +117,7 @@ def _draw_line(plot: "Plot", line: Line, top: float) -> None:
     options = {"color": line.colour, "linewidth": 1.6, "linestyle": style, "label": line.label}
     marker = "o" if np.isfinite(y).sum() <= 3 else ""
     plot.plot(line.x, y, **options, marker=marker, markersize=3)
-    drawn = np.isfinite(y) & (line.error > 0)
+    drawn = np.isfinite(y) & (line.error >= 0) & (line.error > 0).any()  # thin where seeds agree for once, not gone
     low, high = (np.where(drawn, np.minimum(y + sign * line.error, top), np.nan) for sign in (-1, 1))
     plot.fill_between(line.x, low, high, color=line.colour, alpha=0.16, linewidth=0)
     if line.level is not None and line.level <= top:

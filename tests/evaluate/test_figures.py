@@ -57,6 +57,17 @@ def test_bands_are_one_standard_error_of_the_smoothed_seeds():
             np.testing.assert_allclose((drawn[0], drawn[-1]), (mean[t] - error[t], mean[t] + error[t]), rtol=1e-9)
 
 
+def test_a_band_is_thin_where_seeds_agree_and_goes_on_from_there():
+    records = usual(seeds=2)
+    method = records[1]
+    ends = [[0.1] * (len(method["evaluated_at"]) - 1) + [last] for last in (0.2, 0.4)]
+    method["heldout"]["accuracy"] = ends
+    band = axes_of(records)[1].collections[0]
+    x = method["evaluated_at"]
+    expected = {(x[-2], 10.0), (x[-1], 20.0), (x[-1], 40.0)}  # the standard error of two is half of what they differ by
+    assert {(float(a), round(float(b), 6)) for a, b in band.get_paths()[0].vertices if a >= x[-2]} == expected
+
+
 def test_one_seed_has_no_band_and_the_target_a_thin_dotted_line():
     records = usual(seeds=1)
     ax = axes_of(records)[0]

@@ -12,7 +12,7 @@ from laconic.client import Work
 from laconic.data.feed import Resident, Streamed
 from laconic.evaluate.run import Setting, Simulation
 from laconic.evaluate.sweep import Sweep
-from laconic.federated import Federated, draw_population, plan_for, population_of, settle
+from laconic.federated import Federated, Population, draw_population, plan_for, population_of, settle
 from laconic.federated.population import RUNS, labels_of
 from laconic.recipes.methods import parse_method
 from laconic.round import RoundState, worker_keys
@@ -194,6 +194,30 @@ def test_a_client_with_no_data_is_refused(raises_clearly):
         population_of([])
     with raises_clearly("4 of 2 clients"):
         plan_for(Federated(), population_of([np.arange(3), np.arange(3)]), 4, 1)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [np.arange(9) % 2 == 0, np.arange(4) / 2, np.arange(4).reshape(2, 2), np.arange(-3, 3), [2**31], ["a"]],
+    ids=["mask", "fractions", "table", "negative", "large", "words"],
+)
+def test_what_is_no_list_of_row_numbers_is_refused(rows, raises_clearly):
+    with raises_clearly("client 1 has no list of row numbers"):
+        population_of([np.arange(3), rows])
+
+
+def test_rows_that_the_data_does_not_have_are_refused(digits, raises_clearly):
+    """Indexing on the device would quietly take the last row instead."""
+    method, setting = parse_method("fedavg", 2), Setting(2, 1, 4, 1, (0,), 1)
+    Simulation(digits, method, setting, population=population_of([np.arange(1192, 1200)] * 2))
+    with raises_clearly("row 1200", "rows 0 to 1199"):
+        Simulation(digits, method, setting, population=population_of([np.arange(8), np.arange(1193, 1201)]))
+    with raises_clearly("row -1", "rows 0 to 1199"):
+        by_hand = Population(jnp.arange(-1, 7).reshape(1, 2, 4), jnp.full((1, 2), 4))
+        Simulation(digits, method, setting, population=by_hand)
+    with raises_clearly("streams its data"):
+        streamed = replace(tiny.task(), feed=Streamed({}, lambda: iter(())))
+        Simulation(streamed, method, setting, population=population_of([np.arange(8)] * 2))
 
 
 def test_methods_that_have_no_place_in_a_population_are_refused(digits, raises_clearly):

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import optax
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'laconic[flower]'")
@@ -138,6 +139,8 @@ BAD = {
     "compressed": ({"optimizer": "fedavg:compress=int8"}, ["leave compress out"]),
     "layout": ({"layout": "jax"}, ["unknown layout 'jax'", "as-is"]),
     "limit": ({"norm_limit": 0.0}, ["norm_limit must be positive"]),
+    "letters": ({"averaged": "*mean"}, ["averaged is a list", "'*mean'"]),
+    "optax": ({"optimizer": optax.sgd(1.0)}, ["is no outer optimizer", "laconic.from_optax"]),
     "no file": ({"optimizer": "nowhere/x.safetensors"}, ["nowhere/x.safetensors"]),
 }
 

@@ -77,9 +77,11 @@ def test_records_from_before_there_were_populations_have_none():
     assert in_words({"federated": {"clients": 5}}) == ", of 5 clients, dealt at random"
 
 
-@pytest.mark.parametrize("bad", [{"alfa": 1}, {"alpha": "0.1"}, {"clients": [4]}])
+@pytest.mark.parametrize(
+    "bad", [{"alfa": 1}, {"alpha": "0.1"}, {"clients": [4]}, {"clients": None}, {"spread": None}, ["alpha"], "alpha"]
+)
 def test_a_population_that_cannot_be_read_is_refused(bad, tmp_path, raises_clearly):
-    with raises_clearly("r", next(iter(bad)), "start anew"):
+    with raises_clearly("r", next(iter(bad)) if isinstance(bad, dict) else "no table of settings", "start anew"):
         read_federated({"federated": bad}, "r")
 
 

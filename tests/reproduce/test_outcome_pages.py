@@ -9,8 +9,8 @@ import pytest
 
 from laconic.evaluate.figures import svg_bytes
 from laconic.recipes.sweep_config import SweepConfig
-from laconic.reproduce.curves import all_axes, looks_of
-from laconic.reproduce.draw import draw_bars, experiment_figure
+from laconic.reproduce.curves import Axes, Line, all_axes, looks_of
+from laconic.reproduce.draw import draw_axes, draw_bars, experiment_figure
 from laconic.reproduce.experiment import Experiment, Listing, SweepPanel
 from laconic.reproduce.notes import notes
 from laconic.reproduce.outcome import rows_of
@@ -133,6 +133,19 @@ def test_a_curve_that_leaves_the_chart_is_marked_where_it_does():
     markers = [(line.get_marker(), list(line.get_xdata())) for line in figure.axes[0].lines]
     assert [x for marker, x in markers if marker == "^"] == [[20]]
     assert not [x for marker, x in markers if marker == "x"]
+
+
+def test_a_band_is_thin_where_seeds_agree_and_goes_on_from_there():
+    from matplotlib.figure import Figure
+
+    plot = Figure().subplots()
+    x, y = np.array([10.0, 20.0, 30.0]), np.array([10.0, 10.0, 6.0])
+    lines = (Line("a", "#000000", (), x, y, np.array([0.0, 0.0, 5.0])), Line("b", "#000000", (), x, y, np.zeros(3)))
+    draw_axes(plot, Axes("t", "x", "y", lines, False))
+    band, none = plot.collections
+    drawn = {tuple(map(float, at)) for path in band.get_paths() for at in path.vertices}
+    assert drawn == {(10, 10), (20, 10), (30, 1), (30, 11)}
+    assert not none.get_paths()
 
 
 def test_bars_are_our_numbers_and_diamonds_the_papers():
