@@ -132,9 +132,17 @@ def _run(path: Path, root: Path) -> Run:
 
 
 def _kind(records: Sequence[Record]) -> str:
-    kinds = {record.get("kind") for record in records}
-    if "run" not in kinds:
+    if "run" not in {record.get("kind") for record in records}:
         raise LaconicError("it holds no run: no record says what was run, where and when")
+    kind = _finished_kind(records)
+    if kind is None:
+        raise LaconicError("the run is not finished, so there is nothing to show yet")
+    return kind
+
+
+def _finished_kind(records: Sequence[Record]) -> str | None:
+    """Which of `KINDS` a run is by the record it ends with; None if it has not got there."""
+    kinds = {record.get("kind") for record in records}
     for ends, kind in (("experiment", "experiment"), ("ranking", "sweep"), ("timing", "benchmark")):
         if ends in kinds:
             return kind
@@ -142,7 +150,7 @@ def _kind(records: Sequence[Record]) -> str:
         return "training"
     if "summary" in kinds and kinds & {"method", "progress", "judged"}:
         return "comparison" if "method" in kinds else "meta-training"
-    raise LaconicError("the run is not finished, so there is nothing to show yet")
+    return None
 
 
 def _benchmarks(path: Path) -> list[Record]:
@@ -162,9 +170,11 @@ def _seconds(kind: str, records: Sequence[Record]) -> float:
 
 
 def _seconds_inside(folder: Path) -> float | None:
-    """The time of all runs inside an experiment; None where they are not kept beside its records."""
+    """The time of the finished runs inside an experiment; None where none is kept beside its records."""
     inside = [read(path) for path in sorted(folder.glob(f"*/*/{RECORDS}"))]
-    return sum(_seconds(_kind(records), records) for records in inside) if inside else None
+    # what of it is still under way is no part of its outcome yet, nor a reason to hide what is done
+    done = [(kind, records) for records in inside if (kind := _finished_kind(records)) is not None]
+    return sum(_seconds(kind, records) for kind, records in done) if done else None
 
 
 def _origin(header: Record, seconds: float | None) -> Origin:

@@ -256,6 +256,17 @@ def test_an_experiment_took_as_long_as_the_runs_inside_it(tmp_path):
     assert collect(tmp_path).runs[0].origin.took == duration(seconds)
 
 
+@pytest.mark.parametrize("begun", [[], [{"kind": "run"}], [{"kind": "run"}, {"kind": "point", "seconds": 9.0}]])
+def test_a_run_under_way_inside_an_experiment_does_not_hide_what_is_done(begun, tmp_path):
+    folder = experiment(tmp_path / "table")
+    written(folder / "sweeps" / "two", begun)
+    book = collect(tmp_path)
+    assert [(run.name, run.origin.took) for run in book.runs] == [("table", "–")]
+    written(folder / "optimizers" / "lopt", [{"kind": "progress"}, {"kind": "summary", "seconds": 7200.0}])
+    assert collect(tmp_path).runs[0].origin.took == duration(7200)
+    assert book.skipped == ()
+
+
 def test_a_phone_is_given_the_narrow_figure(tmp_path):
     folder = experiment(tmp_path / "table")
     for name in ("figure.png", "figure-narrow.png"):
