@@ -85,7 +85,7 @@ def _comparison(run: Run) -> str:
 
 def _sweep(run: Run) -> str:
     config = run.records[0]["config"]
-    words = f"{config['method']} on {config['task']} · {_setting(config)}"
+    words = f"{config['method']} on {config['task']} · {_setting(config)}{sweep_report.messages_in_words(config)}"
     shown = f"<p>{escape(words)}</p>{marked(sweep_report.ranking_table(run.records))}"
     panel = sweep_panel(run.records)
     if panel is not None:

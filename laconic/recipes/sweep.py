@@ -5,6 +5,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Observer, Silent
 from laconic.evaluate.families import check_points, names_of
@@ -44,7 +45,7 @@ def sweep(
         task, source = make_task_and_source(config.task)
     else:
         config = replace(config, task=task.name)
-    engine = Sweep(task, config.method, setting)
+    engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
     check_sweep(engine, [*grid, *extra], rule)
     if engine.plan is not None:
         config = replace(config, local_steps=engine.plan.local_steps)  # the data of a population decides it
@@ -79,7 +80,7 @@ def resume_sweep(
         task, source = make_task_and_source(config.task)
     check_task(folder, header, task, source)
     note_changes(header, observer.note)
-    engine = Sweep(task, config.method, setting)
+    engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
     return _finish(engine, [*grid, *extra], folder, rule, config, observer, stop)
 
 
@@ -104,6 +105,7 @@ def _finish(
 def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point]]:
     """The setting, the rule, the grid's points and the others; what is wrong is found before any data is read."""
     names_of(config.method)
+    parse_compressor(config.compress)
     if config.seeds < 1:
         raise LaconicError(f"seeds must be positive, got {config.seeds}.")
     seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
@@ -138,7 +140,7 @@ def _header(folder: Path) -> dict[str, Any]:
 
 
 def _from_json(values: dict[str, Any], folder: Path) -> SweepConfig:
-    values = read_federated(values, str(folder))
+    values = read_federated({"compress": SweepConfig().compress, **values}, str(folder))  # older ones do not say it
     known = {f.name for f in fields(SweepConfig)}
     if set(values) != known:
         wrong = sorted(set(values) ^ known)

@@ -262,7 +262,8 @@ def test_a_sweep_on_record_is_found_by_its_setting(tmp_path):
     lines = [header, {"kind": "point"}, {"kind": "ranking"}]
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert find_sweep(config, tmp_path) == lines
-    for other in ({"workers": 16}, {"grid": SWEEPS["slowmo-coarse"][1].grid}, {"rounds": 50}):
+    changes = {"workers": 16, "grid": SWEEPS["slowmo-coarse"][1].grid, "rounds": 50, "compress": "topk:0.1+ef"}
+    for other in ({name: value} for name, value in changes.items()):
         assert find_sweep(replace(config, **other), tmp_path) is None, other
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
     assert find_sweep(config, tmp_path) is None, "a sweep that is under way"
