@@ -16,7 +16,7 @@ from laconic.evaluate.sweep_report import heat_map, ranking_table
 from laconic.federated.options import read_federated
 from laconic.recipes.compare import OWN_TASK
 from laconic.recipes.config import command_line
-from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
+from laconic.recipes.folder import check_records, check_task, describe, new_folder, note_changes, read_run
 from laconic.recipes.grids import Point, parse_grid, without_repeats
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.store import atomic
@@ -136,6 +136,7 @@ def _header(folder: Path) -> dict[str, Any]:
     ours = ours and all(isinstance(records[0].get(key), dict) for key in ("config", "task", "provenance"))
     if not ours or not kinds <= {"run", "point", "ranking"}:
         raise LaconicError(f"{path} holds no records of a sweep by this version; it cannot be resumed.")
+    check_records(path, records)
     return records[0]
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -294,6 +295,26 @@ def test_a_folder_without_a_sweep_cannot_go_on(task, finished, tmp_path, raises_
     compare(CompareConfig(optimizers=("local-sgd:gamma=0.05",), workers=2, rounds=4, seeds=1, out=other), task)
     with raises_clearly("no records of a sweep"):
         resume_sweep(other, task)
+
+
+def test_a_damaged_line_is_named_and_what_is_deleted_is_run_again(finished, task, tmp_path, raises_clearly):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    lines = (folder / RECORDS).read_text().splitlines(keepends=True)
+
+    def with_third(*instead):
+        (folder / RECORDS).write_text("".join([*lines[:2], *instead, *lines[3:]]))
+
+    with_third('{"kind": "point"}\n')
+    with raises_clearly("line 3", "has no index, label", "delete that line"):
+        resume_sweep(folder, task)
+    with_third(lines[3])
+    with raises_clearly("line 4", "point 2 a second time", "delete that line"):
+        resume_sweep(folder, task)
+    with_third()
+    records = resume_sweep(folder, task)[1]
+    assert sorted(r["index"] for r in records if r["kind"] == "point") == list(range(9))
+    assert records[-1]["order"] == finished[1][-1]["order"]
 
 
 def test_a_sweep_goes_on_only_as_it_was_begun(task, tmp_path, raises_clearly):

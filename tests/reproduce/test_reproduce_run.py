@@ -219,6 +219,40 @@ def test_a_folder_of_something_else_is_refused(whole, tmp_path, raises_clearly):
         carry_out(DIGITS, "full", tmp_path / "a:b")
 
 
+@pytest.mark.parametrize(
+    ("place", "line", "instead", "parts"),
+    [
+        ("panels/one/", 2, '{"kind": "method"}\n', ["panels/one", "line 2", "has no label", "delete that line"]),
+        ("panels/one/", 2, '{"label": "a"}\n', ["panels/one", "line 2", "has no kind"]),
+        ("panels/one/", 1, "", ["panels/one", "lost the record of its settings", "move it away"]),
+        ("optimizers/lopt-digits/", 2, "{}\n", ["optimizers/lopt-digits", "line 2", "has no kind"]),
+        ("", 2, "{}\n", ["line 2", "has no kind"]),
+    ],
+)
+def test_damaged_records_are_one_clear_error(place, line, instead, parts, whole, tmp_path, raises_clearly):
+    folder = copied(whole, tmp_path)
+    path = folder / f"{place}records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[: line - 1], instead, *lines[line:]]))
+    with raises_clearly(*parts):
+        carry_out(DIGITS, "full", folder)
+
+
+def test_a_method_whose_line_was_deleted_is_run_again(whole, tmp_path):
+    folder = copied(whole, tmp_path)
+    path = folder / "panels" / "one" / "records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], *lines[2:]]))
+    _, record = carry_out(DIGITS, "full", folder)
+    methods = [r["label"] for r in read(path) if r["kind"] == "method"]
+    assert sorted(methods) == sorted(r["label"] for r in read(whole[0] / "panels/one/records.jsonl") if "train" in r)
+
+    def by_place(rows):
+        return {(row["panel"], row["label"], row["metric"]): row for row in rows}
+
+    assert by_place(record["rows"]) == by_place(whole[1]["rows"])
+
+
 def test_names_and_scales_are_checked_first(tmp_path, raises_clearly):
     with raises_clearly("unknown experiment", "fig-ablation"):
         reproduce("fig-ablatio", "smoke", tmp_path / "out")
