@@ -86,10 +86,18 @@ def collect(root: str | Path) -> Book:
     return Book(root, tuple(sorted(runs, key=lambda run: (order.index(run.kind), run.name))), tuple(skipped))
 
 
-def rendered(book: Book, show: Callable[[Run], str]) -> tuple[list[tuple[Run, str]], Book]:
+Told = Callable[[str, int], None]  # the name of the run that is shown next, and how many there are
+
+
+def untold(name: str, total: int) -> None:
+    """Nobody watches."""
+
+
+def rendered(book: Book, show: Callable[[Run], str], tell: Told = untold) -> tuple[list[tuple[Run, str]], Book]:
     """Each run as `show` puts it → (run, text) pairs, and the book without those that could not be shown."""
     shown, skipped = [], list(book.skipped)
     for run in book.runs:
+        tell(run.name, len(book.runs))
         try:
             shown.append((run, show(run)))
         except UNREADABLE as error:

@@ -332,7 +332,8 @@ def test_what_is_damaged_is_named_in_one_line_and_skipped(spoil, good, capsys):
     out = good.parent / "report.html"
     assert dispatch(["report", "--results", str(good), "--out", str(out), "--markdown"]) == 0
     text, (said, shown) = out.read_text(), capsys.readouterr()[::-1]
-    (line,) = said.splitlines()
+    bar, line = said.splitlines()
+    assert bar.startswith("runs ")
     assert line.startswith("skipped: broken/records.jsonl: ")
     assert line.removeprefix("skipped: ") in Page(text).words
     assert line.removeprefix("skipped: ") in " ".join(out.with_suffix(".md").read_text().split())
@@ -413,6 +414,17 @@ def test_an_older_report_is_replaced_and_any_other_file_is_not(good, raises_clea
     assert not out.exists()
     with raises_clearly(".html"):
         write_book(good, good.parent / "page.md")
+
+
+def test_drawing_is_told_run_by_run_and_shown_as_a_bar(good, capsys):
+    told = []
+    write_book(good, good.parent / "page.html", tell=lambda name, total: told.append((name, total)))
+    runs = [run.name for run in collect(good).runs]
+    assert told == [(name, len(runs)) for name in runs]
+    assert dispatch(["report", "--results", str(good), "--out", str(good.parent / "page.html")]) == 0
+    said = capsys.readouterr()
+    assert f"{len(runs)}/{len(runs)}" in said.err
+    assert said.out == f"report: {(good.parent / 'page.html').resolve()}\n"
 
 
 def test_hostile_names_stay_text(tmp_path):
