@@ -86,11 +86,17 @@ def finished(folder: Path, kind: str, file: str) -> bool:
     return True
 
 
-def done_parts(folder: Path) -> list[str]:
-    """The parts of an experiment whose runs have their last record."""
+def done_parts(experiment: Experiment, folder: Path) -> list[str]:
+    """The parts of an experiment whose runs have their last record, and those that the last outcome has without a run.
+
+    These are partitions, which are counted and not run, and sweeps that others on record stood in for.
+    """
     last = {"panels": "summary", "sweeps": "ranking", "timings": "timing"}
     found = [path for kind in last for path in sorted(folder.glob(f"{kind}/*")) if _kinds(path)[-1:] == [last[kind]]]
-    return [path.name for path in found]
+    outcomes = [record for record in _records(folder) if record["kind"] == "experiment"]
+    shown = {row["panel"] for row in (outcomes[-1].get("rows", []) if outcomes else [])}
+    counted = [mix.name for mix in experiment.mixes if mix.title in shown]
+    return [path.name for path in found] + counted + [row.sweep for row in experiment.sweeps if row.title in shown]
 
 
 def begun(folder: Path, config: Config) -> bool:
