@@ -165,3 +165,11 @@ def test_a_signal_leaves_a_run_that_resumes_to_the_same_bits(number, tmp_path):
     for key in ("label", "train", "heldout", "params_sha256"):
         assert [r[key] for r in one if r["kind"] == "method"] == [r[key] for r in two if r["kind"] == "method"]
     assert json.dumps(one[-1]) == json.dumps(two[-1])
+
+
+def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(capfd, monkeypatch):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "report", cli.Command(interrupted, ""))
+    assert laconic(capfd, "report") == (130, "", "stopped.\n")

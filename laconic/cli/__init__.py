@@ -1,6 +1,7 @@
 """The command line: `laconic compare`, `train`, `launch`, `meta-train`, `zoo`, and what else `COMMANDS` lists."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -66,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         err.print("[bold red]error:[/]", end=" ")
         say(str(error), err)
         sys.exit(1)
+    except KeyboardInterrupt:  # where there is nothing to save: a run that can go on leaves in its own way
+        say("stopped.", err)
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of a pipe has left; nothing is wrong
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

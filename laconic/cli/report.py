@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from laconic.cli.console import err, say
+from laconic.cli.console import err, say, timing_bar
 from laconic.evaluate.book import write_book
 
 DESCRIPTION = """\
@@ -29,7 +29,16 @@ class ReportConfig:
 def run_report(argv: Sequence[str]) -> int:
     """`laconic report [--results DIR] [--out FILE] [--markdown]`."""
     config = tyro.cli(ReportConfig, args=list(argv), prog="laconic report", description=DESCRIPTION)
-    paths, skipped = write_book(config.results, config.out, markdown=config.markdown)
+    with timing_bar() as shown:
+
+        def tell(name: str, total: int) -> None:
+            if shown.tasks:
+                shown.update(shown.tasks[0].id, advance=1, what=name)
+            else:  # not before there is something to draw, or an error would come with an empty bar
+                shown.add_task("runs", total=total, what=name)
+
+        paths, skipped = write_book(config.results, config.out, markdown=config.markdown, tell=tell)
+        shown.update(shown.tasks[0].id, advance=1, what="")
     for line in skipped:
         say(f"skipped: {line}", err)
     for path in paths:

@@ -11,8 +11,7 @@ import tyro
 from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, out, recipes_text, say, table, wants_resume
 from laconic.errors import unknown
 from laconic.evaluate.compare import Interrupted
-from laconic.evaluate.sweep_report import ranking_table
-from laconic.federated.options import in_words
+from laconic.evaluate.sweep_report import ranking_table, setting_of
 from laconic.recipes.sweep import resume_sweep, sweep
 from laconic.recipes.sweep_config import SweepConfig, sweeps
 
@@ -64,10 +63,8 @@ def _print_ranking(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     markdown, _, sentence = ranking_table(records).partition("\n\n")
     headers, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()]
     config = records[0]["config"]
-    title = (
-        f"{config['method']} on {records[0]['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, "
-        f"B = {config['batch']}{in_words(config)}, {config['rounds']} rounds"
-    )
+    where = f"{config['method']} on {records[0]['task']['name']}"
+    title = f"{where}: {setting_of(config)}, {config['rounds']} rounds"
     out.print(table(headers, rows, title, left=0))
     say(sentence.strip().replace("`", ""))
     for what, name in (("ranking", "ranking.md"), ("picture", "ranking.png"), ("records", "records.jsonl")):

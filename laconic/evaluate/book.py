@@ -7,7 +7,7 @@ from laconic.errors import LaconicError
 from laconic.evaluate import book_page
 from laconic.evaluate.book_markdown import body_of
 from laconic.evaluate.book_panels import figures_of, meta_facts
-from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, collect, rendered
+from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, Told, collect, rendered, untold
 from laconic.evaluate.summary import markdown_table, verdict
 from laconic.evaluate.sweep_report import ranking_table
 from laconic.evaluate.training import training_facts
@@ -17,10 +17,13 @@ MADE_BY = "<!-- written by laconic report -->"
 PICTURES = ("curves.png", "ranking.png", "learning-curve.png", "loss.png", "figure.png")
 
 
-def write_book(results: Path, out: Path, *, markdown: bool = False) -> tuple[list[Path], list[str]]:
+def write_book(
+    results: Path, out: Path, *, markdown: bool = False, tell: Told = untold
+) -> tuple[list[Path], list[str]]:
     """Write the page, and with `markdown` a second one beside it → (paths, a line for each file that was skipped).
 
-    A report of ours is replaced by a newer one; any other file that lies there is left alone.
+    Drawing takes its time: `tell` is told the name of each run before it is drawn, and how many there are. A report of
+    ours is replaced by a newer one; any other file that lies there is left alone.
     """
     if out.suffix == ".md":
         raise LaconicError(
@@ -29,7 +32,7 @@ def write_book(results: Path, out: Path, *, markdown: bool = False) -> tuple[lis
     wanted = {out: book_page.MADE_BY} | ({out.with_suffix(".md"): MADE_BY} if markdown else {})
     for path, mark in wanted.items():
         _may_replace(path, mark)
-    text, book = book_page.page(collect(results))
+    text, book = book_page.page(collect(results), tell)
     texts = [text, *([markdown_page(book, out.parent)] if markdown else [])]
     for path, content in zip(wanted, texts, strict=True):
         atomic.write_bytes(path, content.encode(errors="replace"))

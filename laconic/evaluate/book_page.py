@@ -9,7 +9,7 @@ from laconic.evaluate import figures, sweep_report
 from laconic.evaluate import report_page as html
 from laconic.evaluate.book_markdown import body_of, marked
 from laconic.evaluate.book_panels import figures_of, meta_facts, meta_panels, sweep_panel
-from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, rendered
+from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, Told, rendered, untold
 from laconic.evaluate.panels import Panel
 from laconic.evaluate.report import curves_section, summary_section
 from laconic.evaluate.summary import count, notes, verdict
@@ -45,9 +45,9 @@ nav ul { margin: .2rem 0 .9rem; padding-left: 1.1rem; } nav a { color: inherit; 
 """
 
 
-def page(book: Book) -> tuple[str, Book]:
-    """The page → (HTML, the book without what could not be shown)."""
-    shown, book = rendered(book, article)
+def page(book: Book, tell: Told = untold) -> tuple[str, Book]:
+    """The page → (HTML, the book without what could not be shown); `tell` is told of each run before it is drawn."""
+    shown, book = rendered(book, article, tell)
     body = [_contents(book.runs)]
     for kind, title in KINDS.items():
         texts = [text for run, text in shown if run.kind == kind]
@@ -85,7 +85,7 @@ def _comparison(run: Run) -> str:
 
 def _sweep(run: Run) -> str:
     config = run.records[0]["config"]
-    words = f"{config['method']} on {config['task']} · {_setting(config)}"
+    words = f"{config['method']} on {config['task']} · {_setting(config)}{sweep_report.messages_in_words(config)}"
     shown = f"<p>{escape(words)}</p>{marked(sweep_report.ranking_table(run.records))}"
     panel = sweep_panel(run.records)
     if panel is not None:

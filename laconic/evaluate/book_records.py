@@ -86,10 +86,18 @@ def collect(root: str | Path) -> Book:
     return Book(root, tuple(sorted(runs, key=lambda run: (order.index(run.kind), run.name))), tuple(skipped))
 
 
-def rendered(book: Book, show: Callable[[Run], str]) -> tuple[list[tuple[Run, str]], Book]:
+Told = Callable[[str, int], None]  # the name of the run that is shown next, and how many there are
+
+
+def untold(name: str, total: int) -> None:
+    """Nobody watches."""
+
+
+def rendered(book: Book, show: Callable[[Run], str], tell: Told = untold) -> tuple[list[tuple[Run, str]], Book]:
     """Each run as `show` puts it → (run, text) pairs, and the book without those that could not be shown."""
     shown, skipped = [], list(book.skipped)
     for run in book.runs:
+        tell(run.name, len(book.runs))
         try:
             shown.append((run, show(run)))
         except UNREADABLE as error:
@@ -132,9 +140,17 @@ def _run(path: Path, root: Path) -> Run:
 
 
 def _kind(records: Sequence[Record]) -> str:
-    kinds = {record.get("kind") for record in records}
-    if "run" not in kinds:
+    if "run" not in {record.get("kind") for record in records}:
         raise LaconicError("it holds no run: no record says what was run, where and when")
+    kind = _finished_kind(records)
+    if kind is None:
+        raise LaconicError("the run is not finished, so there is nothing to show yet")
+    return kind
+
+
+def _finished_kind(records: Sequence[Record]) -> str | None:
+    """Which of `KINDS` a run is by the record it ends with; None if it has not got there."""
+    kinds = {record.get("kind") for record in records}
     for ends, kind in (("experiment", "experiment"), ("ranking", "sweep"), ("timing", "benchmark")):
         if ends in kinds:
             return kind
@@ -142,7 +158,7 @@ def _kind(records: Sequence[Record]) -> str:
         return "training"
     if "summary" in kinds and kinds & {"method", "progress", "judged"}:
         return "comparison" if "method" in kinds else "meta-training"
-    raise LaconicError("the run is not finished, so there is nothing to show yet")
+    return None
 
 
 def _benchmarks(path: Path) -> list[Record]:
@@ -162,9 +178,11 @@ def _seconds(kind: str, records: Sequence[Record]) -> float:
 
 
 def _seconds_inside(folder: Path) -> float | None:
-    """The time of all runs inside an experiment; None where they are not kept beside its records."""
+    """The time of the finished runs inside an experiment; None where none is kept beside its records."""
     inside = [read(path) for path in sorted(folder.glob(f"*/*/{RECORDS}"))]
-    return sum(_seconds(_kind(records), records) for records in inside) if inside else None
+    # what of it is still under way is no part of its outcome yet, nor a reason to hide what is done
+    done = [(kind, records) for records in inside if (kind := _finished_kind(records)) is not None]
+    return sum(_seconds(kind, records) for kind, records in done) if done else None
 
 
 def _origin(header: Record, seconds: float | None) -> Origin:

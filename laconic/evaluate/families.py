@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from laconic.client import Client, gradient_client, local_client
+from laconic.compress import DENSE
 from laconic.errors import LaconicError, unknown
 from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.local import chained
@@ -153,6 +154,7 @@ def check_points(method: str, points: Sequence[Numbers]) -> None:
         raise LaconicError(f"{method}: some points give {told}; give all of them the same hyper-parameters.")
 
 
-def spec_of(method: str, point: Numbers) -> str:
-    """The point as `laconic compare` would be told it, in full precision."""
-    return f"{method}:{','.join(f'{name}={float(point[name])!r}' for name in named_in(method, point))}"
+def spec_of(method: str, point: Numbers, compress: str = DENSE.name) -> str:
+    """The point as `laconic compare` would be told it, in full precision; that messages are dense is not said."""
+    numbers = [f"{name}={float(point[name])!r}" for name in named_in(method, point)]
+    return f"{method}:{','.join([*numbers, *([f'compress={compress}'] if compress != DENSE.name else [])])}"

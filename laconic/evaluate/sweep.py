@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from laconic.compress import DENSE
+from laconic.compress import DENSE, Compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
@@ -47,15 +47,18 @@ class Outcome(NamedTuple):
 
 
 class Sweep:
-    """One family on one task, ready to run chunks of points, `setting.evaluate_every` rounds at a time."""
+    """One family on one task, ready to run chunks of points, `setting.evaluate_every` rounds at a time.
 
-    def __init__(self, task: Task, method: str, setting: Setting):
+    `compressor` is that of the workers' messages, the same for every point.
+    """
+
+    def __init__(self, task: Task, method: str, setting: Setting, compressor: Compressor = DENSE):
         names_of(method)
         if not isinstance(task.feed, Resident):
             raise LaconicError(
                 f"{task.name} streams its data, but the points of a sweep share draws from resident data."
             )
-        self.task, self.method, self.setting = jax.device_put(task), method, setting
+        self.task, self.method, self.setting, self.compressor = jax.device_put(task), method, setting, compressor
         self.plan, self._populations = None, {}
         if setting.federated.active:
             self.plan, found = settle(setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds)
@@ -65,7 +68,9 @@ class Sweep:
 
     def _parts(self, task: Task, numbers: Any) -> tuple[Simulated, Server]:
         client, outer = parts_of(self.method, task, numbers)
-        return Simulated(client, DENSE), Server(outer, share_of_clients=1.0 if self.plan is None else self.plan.share)
+        return Simulated(client, self.compressor), Server(
+            outer, share_of_clients=1.0 if self.plan is None else self.plan.share
+        )
 
     def _init(self, task: Task, numbers_P: Any, keys_S: jax.Array) -> RoundState:
         def one(key: jax.Array, numbers: Any) -> RoundState:
@@ -212,7 +217,8 @@ def _record(engine: Sweep, point: Numbers, outcome: Outcome, p: int, rule: Rule)
     numbers = {name: float(point[name]) for name in named_in(engine.method, point)}
     valid = {name: value_PS[p] for name, value_PS in outcome.valid.items()}
     kept = point_record(outcome.curves[p], outcome.finite[p], valid, rule)
-    return {"label": spec_of(engine.method, point), "numbers": numbers, "seeds": engine.setting.seeds, **kept}
+    label = spec_of(engine.method, point, engine.compressor.name)
+    return {"label": label, "numbers": numbers, "seeds": engine.setting.seeds, **kept}
 
 
 def _ranking(points: Sequence[Record], rule: Rule) -> Record:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from laconic.compress import DENSE
 from laconic.errors import LaconicError
 from laconic.evaluate.figures import our_style, png_bytes
 from laconic.evaluate.panels import COLOURS, GRID, INK, drawable, of_kind, round_values
@@ -106,8 +107,19 @@ def meaning(ranking: Record) -> str:
 
 def _title(run: Record) -> str:
     c = run["config"]
-    sizes = f"K = {c['workers']}, H = {c['local_steps']}, B = {c['batch']}{in_words(c)}, {count(c['rounds'])} rounds"
-    return drawable(f"{c['method']} on {run['task']['name']}: {sizes}")
+    return drawable(f"{c['method']} on {run['task']['name']}: {setting_of(c)}, {count(c['rounds'])} rounds")
+
+
+def setting_of(config: Record) -> str:
+    """K, H and B of a sweep's settings, then its population and how messages are compressed, if there is any."""
+    sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
+    return f"{sizes}{in_words(config)}{messages_in_words(config)}"
+
+
+def messages_in_words(config: Record) -> str:
+    """How the messages of a record's settings are compressed, to follow on a line; nothing if they are not."""
+    compress = config.get("compress", DENSE.name)  # older records do not say
+    return "" if compress == DENSE.name else f", messages {compress}"
 
 
 def _off_grid(points: Sequence[Record], by: str) -> str:

@@ -16,7 +16,7 @@ from laconic.evaluate.step_time import local_step_seconds
 from laconic.evaluate.timing import Link, parse_duration, parse_link
 from laconic.federated.options import read_federated
 from laconic.recipes.config import CompareConfig, command_of
-from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
+from laconic.recipes.folder import check_records, check_task, describe, new_folder, note_changes, read_run
 from laconic.recipes.methods import parse_method
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
@@ -96,6 +96,7 @@ def _header(folder: Path) -> dict[str, Any]:
     ours = ours and all(isinstance(records[0].get(key), kind) for key, kind in shape.items())
     if not ours or not all(r.get("kind") in ("run", "method", "summary") for r in records):
         raise LaconicError(f"{path} holds no records of a comparison by this version; it cannot be resumed.")
+    check_records(path, records)
     return records[0]
 
 

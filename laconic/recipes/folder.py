@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,12 @@ from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
 from laconic.store.runlog import provenance, read
 from laconic.tasks.base import Task, count_parameters
+
+# What is read of these records, whoever takes a run up again.
+NEEDED = {
+    "method": "label method compressor workers local_steps traffic step_seconds train heldout evaluated_at diverged",
+    "point": "index label numbers seeds minimum final rounds_to_target valid diverged chunk seconds",
+}
 
 
 def new_folder(out: Path | None, name: str) -> Path:
@@ -55,6 +61,20 @@ def read_run(folder: Path, what: str = "run") -> list[dict[str, Any]]:
     if not found:
         raise LaconicError(f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a {what}.")
     return read(path)
+
+
+def check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Refuse a record without a kind or without what is read of it, and a point that is there twice, by its line."""
+    points = set()
+    for line, record in enumerate(records, start=1):
+        kind = record.get("kind")
+        lost = [name for name in NEEDED.get(str(kind), "").split() if name not in record]
+        if not isinstance(kind, str) or lost:
+            what = ", ".join(lost) or "kind"
+            raise LaconicError(f"line {line} of {path} is damaged, it has no {what}: repair or delete that line.")
+        if kind == "point" and record["index"] in points:
+            raise LaconicError(f"line {line} of {path} is point {record['index']} a second time: delete that line.")
+        points |= {record["index"]} if kind == "point" else set()
 
 
 def check_task(folder: Path, header: dict[str, Any], task: Task, source: str) -> None:

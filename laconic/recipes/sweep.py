@@ -5,6 +5,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Observer, Silent
 from laconic.evaluate.families import check_points, names_of
@@ -15,7 +16,7 @@ from laconic.evaluate.sweep_report import heat_map, ranking_table
 from laconic.federated.options import read_federated
 from laconic.recipes.compare import OWN_TASK
 from laconic.recipes.config import command_line
-from laconic.recipes.folder import check_task, describe, new_folder, note_changes, read_run
+from laconic.recipes.folder import check_records, check_task, describe, new_folder, note_changes, read_run
 from laconic.recipes.grids import Point, parse_grid, without_repeats
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.store import atomic
@@ -44,7 +45,7 @@ def sweep(
         task, source = make_task_and_source(config.task)
     else:
         config = replace(config, task=task.name)
-    engine = Sweep(task, config.method, setting)
+    engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
     check_sweep(engine, [*grid, *extra], rule)
     if engine.plan is not None:
         config = replace(config, local_steps=engine.plan.local_steps)  # the data of a population decides it
@@ -79,7 +80,7 @@ def resume_sweep(
         task, source = make_task_and_source(config.task)
     check_task(folder, header, task, source)
     note_changes(header, observer.note)
-    engine = Sweep(task, config.method, setting)
+    engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
     return _finish(engine, [*grid, *extra], folder, rule, config, observer, stop)
 
 
@@ -104,6 +105,7 @@ def _finish(
 def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point]]:
     """The setting, the rule, the grid's points and the others; what is wrong is found before any data is read."""
     names_of(config.method)
+    parse_compressor(config.compress)
     if config.seeds < 1:
         raise LaconicError(f"seeds must be positive, got {config.seeds}.")
     seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
@@ -134,11 +136,12 @@ def _header(folder: Path) -> dict[str, Any]:
     ours = ours and all(isinstance(records[0].get(key), dict) for key in ("config", "task", "provenance"))
     if not ours or not kinds <= {"run", "point", "ranking"}:
         raise LaconicError(f"{path} holds no records of a sweep by this version; it cannot be resumed.")
+    check_records(path, records)
     return records[0]
 
 
 def _from_json(values: dict[str, Any], folder: Path) -> SweepConfig:
-    values = read_federated(values, str(folder))
+    values = read_federated({"compress": SweepConfig().compress, **values}, str(folder))  # older ones do not say it
     known = {f.name for f in fields(SweepConfig)}
     if set(values) != known:
         wrong = sorted(set(values) ^ known)

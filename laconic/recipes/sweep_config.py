@@ -1,7 +1,7 @@
 """A sweep as data: a frozen config, and the paper's grids by name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +35,8 @@ class SweepConfig:
     """T, the communication rounds."""
     federated: Federated = field(default_factory=Federated)
     """A population of clients with data of their own, of which K are sampled each round; none unless one is given."""
+    compress: str = "dense"
+    """How messages are compressed, as in `laconic compare`: dense, topk:0.1+ef, int8, …"""
     seeds: int = 1
     """How many seeds each point is run with; one, by default: run the winners of a sweep with more."""
     first_seed: int = 0
@@ -75,18 +77,32 @@ def _federated(method: str, *grid: str) -> SweepConfig:
     )
 
 
+_SLOWMO = SweepConfig(
+    method="slowmo",
+    grid=(_GAMMA, _over_gamma(_RATES), "beta=0.99,0.95,0.9,0.85,0.8,0.75,0.7,0.65,0.6,0.55,0.5"),
+    points=("gamma=0.3,alpha=0.01,beta=0.8", "gamma=0.1,alpha=5,beta=0.3", "gamma=0.3,alpha=1.66,beta=0.9"),
+)
+
+
+def _top_k(name: str, share: str) -> dict[str, tuple[str, SweepConfig]]:
+    """The grids of local SGD and SlowMo where a worker sends that share of Δ, as the paper tunes them for top-k."""
+    kept = f"topk:{share}+ef"
+    return {
+        f"local-sgd-{name}": (f"local SGD's grid under {kept}: 4 points", SweepConfig(compress=kept)),
+        f"slowmo-{name}": (f"SlowMo's grid under {kept}: 484 + 3 points", replace(_SLOWMO, compress=kept)),
+    }
+
+
 SWEEPS: dict[str, tuple[str, SweepConfig]] = {
     "local-sgd": ("the paper's grid for local SGD: 4 points", SweepConfig()),
     "sgd": ("the paper's grid for synchronous SGD: 11 points", SweepConfig(method="sgd", grid=(_ALPHA,))),
     "adam": ("the paper's grid for synchronous Adam: 11 points", SweepConfig(method="adam", grid=(_ALPHA,))),
     "slowmo": (
         "the paper's grid for SlowMo, and the best values it reports from off that grid: 484 + 3 points",
-        SweepConfig(
-            method="slowmo",
-            grid=(_GAMMA, _over_gamma(_RATES), "beta=0.99,0.95,0.9,0.85,0.8,0.75,0.7,0.65,0.6,0.55,0.5"),
-            points=("gamma=0.3,alpha=0.01,beta=0.8", "gamma=0.1,alpha=5,beta=0.3", "gamma=0.3,alpha=1.66,beta=0.9"),
-        ),
+        _SLOWMO,
     ),
+    **_top_k("tenth", "0.1"),
+    **_top_k("hundredth", "0.01"),
     "slowmo-coarse": (
         "the better part of SlowMo's grid, for tasks that take long: 80 points",
         SweepConfig(method="slowmo", grid=(_GAMMA, _over_gamma(_RATES[:4]), "beta=0.99,0.95,0.9,0.8,0.5")),

@@ -9,6 +9,7 @@ from laconic.bench.overhead import OverheadConfig
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
 from laconic.recipes.config import CompareConfig
+from laconic.recipes.folder import check_records
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.experiment import Experiment
@@ -64,7 +65,7 @@ def conclude(
             **({"left": left} if left else {}),
         }
     )
-    last = read(folder / RECORDS)[-1]
+    last = _records(folder)[-1]
     said = {key: value for key, value in last.items() if key in values or key == "left"}
     if last["kind"] != "experiment" or said != values:
         RunLog(folder / RECORDS).append("experiment", **values, provenance=provenance())
@@ -75,15 +76,27 @@ def conclude(
 
 
 def finished(folder: Path, kind: str, file: str) -> bool:
-    """Whether a run has its last record, of that kind, and the file that is written after it."""
-    return _kinds(folder)[-1:] == [kind] and (folder / file).is_file()
+    """Whether a run has its last record, of that kind, all that it is made of, and the file that is written after."""
+    records = _records(folder)
+    if not records or records[-1]["kind"] != kind or not (folder / file).is_file():
+        return False
+    for last, listed, each in (("summary", "rows", "method"), ("ranking", "order", "point")):
+        if kind == last and listed in records[-1]:  # a line that was damaged may have been deleted
+            return len(records[-1][listed]) == sum(record["kind"] == each for record in records)
+    return True
 
 
-def done_parts(folder: Path) -> list[str]:
-    """The parts of an experiment whose runs have their last record."""
+def done_parts(experiment: Experiment, folder: Path) -> list[str]:
+    """The parts of an experiment whose runs have their last record, and those that the last outcome has without a run.
+
+    These are partitions, which are counted and not run, and sweeps that others on record stood in for.
+    """
     last = {"panels": "summary", "sweeps": "ranking", "timings": "timing"}
     found = [path for kind in last for path in sorted(folder.glob(f"{kind}/*")) if _kinds(path)[-1:] == [last[kind]]]
-    return [path.name for path in found]
+    outcomes = [record for record in _records(folder) if record["kind"] == "experiment"]
+    shown = {row["panel"] for row in (outcomes[-1].get("rows", []) if outcomes else [])}
+    counted = [mix.name for mix in experiment.mixes if mix.title in shown]
+    return [path.name for path in found] + counted + [row.sweep for row in experiment.sweeps if row.title in shown]
 
 
 def begun(folder: Path, config: Config) -> bool:
@@ -95,7 +108,10 @@ def begun(folder: Path, config: Config) -> bool:
         for name in (RECORDS, f".{CHECKPOINT}.probe"):
             (folder / name).unlink(missing_ok=True)
         return False
-    theirs, ours = with_defaults(read(folder / RECORDS)[0]["config"], config), plain(config)
+    first = _records(folder)[0]
+    if first["kind"] != "run" or not isinstance(first.get("config"), dict):
+        raise LaconicError(f"{folder} has lost the record of its settings; move it away to have it run anew.")
+    theirs, ours = with_defaults(first["config"], config), plain(config)
     decided = {"out"} | decided_by_data(config)
     different = sorted(key for key in ours if key not in decided and _bare(theirs[key]) != _bare(ours[key]))
     if different:
@@ -117,9 +133,14 @@ def decided_by_data(config: Config) -> set[str]:
     return {"local_steps"} if populated else set()
 
 
-def _kinds(folder: Path) -> list[str]:
+def _records(folder: Path) -> list[Record]:
     records = read(folder / RECORDS) if (folder / RECORDS).is_file() else []
-    return [record["kind"] for record in records]
+    check_records(folder / RECORDS, records)
+    return records
+
+
+def _kinds(folder: Path) -> list[str]:
+    return [record["kind"] for record in _records(folder)]
 
 
 def _bare(value: Any) -> Any:

@@ -109,6 +109,8 @@ def _averages(experiment: Experiment, rows: Sequence[Record]) -> list[Record]:
             row = _row(AVERAGE, label, metric, _mean([r["ours"] for r in same]), None)
             if all(r["in_paper"] for r in same):
                 row |= _beside(row, Number(_mean([r["paper"] for r in same])))
+                if any((r["ours"] is None) != (r["paper"] is None) for r in same):
+                    row["difference"] = None  # means over different columns
             averages.append(row)
     return averages
 

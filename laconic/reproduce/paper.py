@@ -157,7 +157,7 @@ FEDERATED: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
 }
 
 TOPK_LISTING = Listing(
-    "Best hyper-parameters under top-k (sweeps here send dense messages, so none is run)",
+    "Best hyper-parameters under top-k, as the paper lists them",
     ("optimizer", "share kept", "γ", "α", "β"),
     (
         *(("SlowMo", k, *values) for k, values in TOPK_SLOWMO.items()),

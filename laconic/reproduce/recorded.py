@@ -13,7 +13,7 @@ from laconic.zoo import cards
 
 SWEEPS_FOLDER = Path("results") / "sweeps"
 # what two sweeps must agree in
-SETTING = ("task", "method", "grid", "points", "workers", "local_steps", "batch", "rounds", "federated")
+SETTING = ("task", "method", "grid", "points", "workers", "local_steps", "batch", "rounds", "federated", "compress")
 
 
 def matches(name: str, config: MetaConfig) -> bool:

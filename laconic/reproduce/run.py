@@ -117,7 +117,7 @@ def carry_out(
         )
     begin(experiment, scale, folder)
     whole = parts_of(experiment)
-    experiment = narrowed(experiment, {*panels, *done_parts(folder)} if panels else set(whole))
+    experiment = narrowed(experiment, {*panels, *done_parts(experiment, folder)} if panels else set(whole))
     place = _Place(folder, scale, watching or Nobody(), stop)
     files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
     sought = _run_tunings(experiment, scale, place)

@@ -155,7 +155,8 @@ TABLE_HPARAMS = Experiment(
         *sweep_panels(),
     ),
     leaves_out=(
-        "The values under top-k are listed, not searched for. The paper gives no grids for federated baselines: ours "
+        "The values under top-k are listed, not searched for here: `laconic sweep slowmo-tenth`, `slowmo-hundredth`, "
+        "`local-sgd-tenth` and `local-sgd-hundredth` do that. The paper gives no grids for federated baselines: ours "
         "are the recipes of `laconic sweep`, ranked by validation loss as there.",
         _SUBSET,
     ),

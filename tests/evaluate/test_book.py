@@ -256,6 +256,17 @@ def test_an_experiment_took_as_long_as_the_runs_inside_it(tmp_path):
     assert collect(tmp_path).runs[0].origin.took == duration(seconds)
 
 
+@pytest.mark.parametrize("begun", [[], [{"kind": "run"}], [{"kind": "run"}, {"kind": "point", "seconds": 9.0}]])
+def test_a_run_under_way_inside_an_experiment_does_not_hide_what_is_done(begun, tmp_path):
+    folder = experiment(tmp_path / "table")
+    written(folder / "sweeps" / "two", begun)
+    book = collect(tmp_path)
+    assert [(run.name, run.origin.took) for run in book.runs] == [("table", "–")]
+    written(folder / "optimizers" / "lopt", [{"kind": "progress"}, {"kind": "summary", "seconds": 7200.0}])
+    assert collect(tmp_path).runs[0].origin.took == duration(7200)
+    assert book.skipped == ()
+
+
 def test_a_phone_is_given_the_narrow_figure(tmp_path):
     folder = experiment(tmp_path / "table")
     for name in ("figure.png", "figure-narrow.png"):
@@ -321,7 +332,8 @@ def test_what_is_damaged_is_named_in_one_line_and_skipped(spoil, good, capsys):
     out = good.parent / "report.html"
     assert dispatch(["report", "--results", str(good), "--out", str(out), "--markdown"]) == 0
     text, (said, shown) = out.read_text(), capsys.readouterr()[::-1]
-    (line,) = said.splitlines()
+    bar, line = said.splitlines()
+    assert bar.startswith("runs ")
     assert line.startswith("skipped: broken/records.jsonl: ")
     assert line.removeprefix("skipped: ") in Page(text).words
     assert line.removeprefix("skipped: ") in " ".join(out.with_suffix(".md").read_text().split())
@@ -402,6 +414,17 @@ def test_an_older_report_is_replaced_and_any_other_file_is_not(good, raises_clea
     assert not out.exists()
     with raises_clearly(".html"):
         write_book(good, good.parent / "page.md")
+
+
+def test_drawing_is_told_run_by_run_and_shown_as_a_bar(good, capsys):
+    told = []
+    write_book(good, good.parent / "page.html", tell=lambda name, total: told.append((name, total)))
+    runs = [run.name for run in collect(good).runs]
+    assert told == [(name, len(runs)) for name in runs]
+    assert dispatch(["report", "--results", str(good), "--out", str(good.parent / "page.html")]) == 0
+    said = capsys.readouterr()
+    assert f"{len(runs)}/{len(runs)}" in said.err
+    assert said.out == f"report: {(good.parent / 'page.html').resolve()}\n"
 
 
 def test_hostile_names_stay_text(tmp_path):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from laconic.compress import parse_compressor
 from laconic.data.feed import Resident, Streamed
 from laconic.evaluate import families
 from laconic.evaluate.compare import RECORDS, Interrupted
@@ -108,6 +109,20 @@ def test_workers_that_clip_and_decay_are_those_of_compare(method):
     np.testing.assert_allclose(outcome.curves[0], expected, rtol=1e-5)
     np.testing.assert_allclose(outcome.curves[1], plain.curves[1], rtol=1e-5)  # neither does anything there
     assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("compress", ["topk:0.3+ef", "int4"])
+def test_messages_are_compressed_as_compare_would(compress):
+    task, points = make_task("digits-mlp:width=4"), POINTS["slowmo"]
+    setting = replace(SETTING, rounds=6, evaluate_every=3)
+    outcome = Sweep(task, "slowmo", setting, parse_compressor(compress)).run(points, 2)
+    spec = spec_of("slowmo", points[1], compress)
+    assert spec.endswith(f",compress={compress}")
+    np.testing.assert_allclose(
+        outcome.curves[1], curves_of(Simulation(task, parse_method(spec, 2), setting)), rtol=1e-5
+    )
+    dense = Sweep(task, "slowmo", setting).run(points, 2)
+    assert (np.abs(outcome.curves - dense.curves).max(axis=2) > 1e-4).all()  # something was lost on the way
 
 
 def test_points_name_the_same_hyper_parameters(raises_clearly):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from laconic.data.feed import Resident
 from laconic.evaluate.compare import RECORDS, Interrupted
 from laconic.evaluate.families import FAMILIES
 from laconic.evaluate.run import Setting, Simulation
+from laconic.evaluate.sweep_report import setting_of
 from laconic.recipes import sweep as recipe
 from laconic.recipes.compare import compare
 from laconic.recipes.config import CompareConfig
@@ -166,6 +168,26 @@ def test_the_papers_grids_are_complete():
     assert all(point in grid for point in [*coarse, *short])
 
 
+@pytest.mark.parametrize(("name", "share"), [("tenth", "0.1"), ("hundredth", "0.01")])
+def test_the_papers_grids_under_top_k_are_those_of_dense_messages(name, share):
+    for method in ("local-sgd", "slowmo"):
+        (_, sparse), (_, dense) = SWEEPS[f"{method}-{name}"], SWEEPS[method]
+        assert sparse == replace(dense, compress=f"topk:{share}+ef")
+    best = {"0.1": (0.3, 1.66, 0.8), "0.01": (0.1, 5, 0.3)}[share]  # what the paper reports
+    _, _, grid, extra = recipe._parsed(SWEEPS[f"slowmo-{name}"][1])
+    assert any(np.allclose(list(point.values()), best, rtol=0.01) for point in [*grid, *extra])
+
+
+def test_a_sweep_of_compressed_messages_says_so(task, tmp_path):
+    config = replace(SMALL, compress="topk:0.5+ef", out=tmp_path / "run")
+    folder, records = sweep(config, task)
+    labels = [record["label"] for record in records if record["kind"] == "point"]
+    assert all(parse_method(label, 2).compressor.name == "topk:0.5+ef" for label in labels)
+    assert ",compress=topk:0.5+ef`" in (folder / "ranking.md").read_text()
+    assert setting_of(records[0]["config"]).endswith(", messages topk:0.5+ef")
+    assert resume_sweep(folder, task)[1] == records
+
+
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_recipe_is_valid_and_says_its_size(name):
     summary, config = SWEEPS[name]
@@ -195,6 +217,7 @@ def test_the_command_gives_the_config_back():
         SMALL,
         SWEEPS["slowmo"][1],
         SWEEPS["fedprox"][1],
+        SWEEPS["slowmo-tenth"][1],
         replace(SMALL, rank_by="rounds", target_loss=0.2, out=Path("a b")),
     ):
         words = shlex.split(command_of(config))
@@ -221,6 +244,8 @@ def test_the_command_gives_the_config_back():
         ({"grid": ("gamma=fast",)}, ["number", "fast"]),
         ({"grid": ("gamma=1/alpha",)}, ["'alpha'", "before gamma"]),
         ({"grid": ("gamma=1/",)}, ["before gamma"]),
+        ({"compress": "topk:2"}, ["topk:2"]),
+        ({"compress": "topl:0.1"}, ["compressor", "topl:0.1"]),
         ({"method": "slowmo"}, ["give alpha, beta too"]),
         ({"method": "slowmo", "grid": ("gamma=0", "alpha=1/gamma", "beta=0")}, ["alpha", "1/gamma"]),
         ({"points": ("gamma=0",)}, ["gamma must be positive"]),
@@ -272,6 +297,26 @@ def test_a_folder_without_a_sweep_cannot_go_on(task, finished, tmp_path, raises_
         resume_sweep(other, task)
 
 
+def test_a_damaged_line_is_named_and_what_is_deleted_is_run_again(finished, task, tmp_path, raises_clearly):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    lines = (folder / RECORDS).read_text().splitlines(keepends=True)
+
+    def with_third(*instead):
+        (folder / RECORDS).write_text("".join([*lines[:2], *instead, *lines[3:]]))
+
+    with_third('{"kind": "point"}\n')
+    with raises_clearly("line 3", "has no index, label", "delete that line"):
+        resume_sweep(folder, task)
+    with_third(lines[3])
+    with raises_clearly("line 4", "point 2 a second time", "delete that line"):
+        resume_sweep(folder, task)
+    with_third()
+    records = resume_sweep(folder, task)[1]
+    assert sorted(r["index"] for r in records if r["kind"] == "point") == list(range(9))
+    assert records[-1]["order"] == finished[1][-1]["order"]
+
+
 def test_a_sweep_goes_on_only_as_it_was_begun(task, tmp_path, raises_clearly):
     folder = tmp_path / "run"
     interrupted(task, folder)
@@ -286,6 +331,7 @@ def test_a_sweep_goes_on_only_as_it_was_begun(task, tmp_path, raises_clearly):
     (folder / RECORDS).write_text(text.replace('"workers": 2', '"worker": 2'))
     with raises_clearly("worker, workers", "start anew"):
         resume_sweep(folder, task)
+    text = text.replace('"compress": "dense", ', "")  # as before there was a choice
     (folder / RECORDS).write_text(text.replace('"python": "3', '"python": "2'))
     watcher = Watcher()
     resume_sweep(folder, task, observer=watcher)

@@ -10,6 +10,7 @@ from laconic.data.partition import class_counts
 from laconic.federated import Federated
 from laconic.federated.population import RUNS, draw_rows, labels_of
 from laconic.recipes.config import CompareConfig
+from laconic.recipes.sweep import sweep
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.curves import all_axes
 from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel
@@ -101,3 +102,26 @@ def test_a_sweep_with_a_population_is_carried_out_and_found_again(tmp_path):
     assert find_sweep(config, folder / "sweeps") is not None
     for other in (Federated(30, 0.2), Federated()):
         assert find_sweep(replace(config, federated=other), folder / "sweeps") is None
+
+
+def outcome_part_by_part(found, parts, folder):
+    """The record after each part was asked for by itself; nothing that was there is ever missing again."""
+    for i, part in enumerate(parts, start=1):
+        _, record = carry_out(found, "full", folder, panels=[part])
+        assert set(record.get("left", [])) == set(parts[i:])
+    return record
+
+
+def test_a_partition_stays_in_the_outcome_when_the_next_one_is_asked_for(tmp_path):
+    record = outcome_part_by_part(MIXED, ["a0.05", "a100.0"], tmp_path / "out")
+    assert [row["panel"] for row in record["rows"]] == ["α = 100.0", "α = 0.05"]
+
+
+def test_a_sweep_on_record_stays_in_the_outcome_when_the_next_one_is_asked_for(tmp_path, monkeypatch):
+    config = SweepConfig(task=CONFIG.task, grid=("gamma=0.1,0.2",), workers=2, batch=8, rounds=4)
+    panels = [SweepPanel(f"h{H}", f"H = {H}", replace(config, local_steps=H), "minimum", {}) for H in (1, 2)]
+    monkeypatch.chdir(tmp_path)  # where sweeps on record are looked for
+    sweep(replace(panels[0].config, out=tmp_path / "results/sweeps/first"))
+    record = outcome_part_by_part(Experiment("e", "E", "w", sweeps=tuple(panels)), ["h1", "h2"], tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out/sweeps").iterdir()] == ["h2"]
+    assert [row["panel"] for row in record["rows"]] == ["H = 1", "H = 2"]

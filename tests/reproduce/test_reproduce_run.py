@@ -219,6 +219,40 @@ def test_a_folder_of_something_else_is_refused(whole, tmp_path, raises_clearly):
         carry_out(DIGITS, "full", tmp_path / "a:b")
 
 
+@pytest.mark.parametrize(
+    ("place", "line", "instead", "parts"),
+    [
+        ("panels/one/", 2, '{"kind": "method"}\n', ["panels/one", "line 2", "has no label", "delete that line"]),
+        ("panels/one/", 2, '{"label": "a"}\n', ["panels/one", "line 2", "has no kind"]),
+        ("panels/one/", 1, "", ["panels/one", "lost the record of its settings", "move it away"]),
+        ("optimizers/lopt-digits/", 2, "{}\n", ["optimizers/lopt-digits", "line 2", "has no kind"]),
+        ("", 2, "{}\n", ["line 2", "has no kind"]),
+    ],
+)
+def test_damaged_records_are_one_clear_error(place, line, instead, parts, whole, tmp_path, raises_clearly):
+    folder = copied(whole, tmp_path)
+    path = folder / f"{place}records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[: line - 1], instead, *lines[line:]]))
+    with raises_clearly(*parts):
+        carry_out(DIGITS, "full", folder)
+
+
+def test_a_method_whose_line_was_deleted_is_run_again(whole, tmp_path):
+    folder = copied(whole, tmp_path)
+    path = folder / "panels" / "one" / "records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], *lines[2:]]))
+    _, record = carry_out(DIGITS, "full", folder)
+    methods = [r["label"] for r in read(path) if r["kind"] == "method"]
+    assert sorted(methods) == sorted(r["label"] for r in read(whole[0] / "panels/one/records.jsonl") if "train" in r)
+
+    def by_place(rows):
+        return {(row["panel"], row["label"], row["metric"]): row for row in rows}
+
+    assert by_place(record["rows"]) == by_place(whole[1]["rows"])
+
+
 def test_names_and_scales_are_checked_first(tmp_path, raises_clearly):
     with raises_clearly("unknown experiment", "fig-ablation"):
         reproduce("fig-ablatio", "smoke", tmp_path / "out")
@@ -262,7 +296,8 @@ def test_a_sweep_on_record_is_found_by_its_setting(tmp_path):
     lines = [header, {"kind": "point"}, {"kind": "ranking"}]
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert find_sweep(config, tmp_path) == lines
-    for other in ({"workers": 16}, {"grid": SWEEPS["slowmo-coarse"][1].grid}, {"rounds": 50}):
+    changes = {"workers": 16, "grid": SWEEPS["slowmo-coarse"][1].grid, "rounds": 50, "compress": "topk:0.1+ef"}
+    for other in ({name: value} for name, value in changes.items()):
         assert find_sweep(replace(config, **other), tmp_path) is None, other
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
     assert find_sweep(config, tmp_path) is None, "a sweep that is under way"
