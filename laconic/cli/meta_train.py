@@ -91,6 +91,8 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     config = MetaConfig(**{**read_federated(header, str(folder)), "tasks": tuple(header["tasks"])})
     inner = parse_inner(config.tasks[0], config)
     sizes = {"task": inner.task, "workers": inner.workers, "local-steps": inner.local_steps, "batch": inner.batch}
+    if inner.federated.active:
+        del sizes["local-steps"]  # a population's data decides
     flags = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     flags += flags_of(inner.federated, Federated(), "federated.")
     score = "infinite" if summary["best_score"] is None else f"{summary['best_score']:.4f}"

@@ -40,7 +40,7 @@ def publish_run(
             "local_steps": inner.local_steps,
             "batch": inner.batch,
             "compress": inner.compress,
-            "dropout": inner.dropout,
+            "dropout": inner.dropout or inner.federated.dropout,
         }
         for inner in inners
     ]

@@ -15,7 +15,7 @@ from laconic.cli import meta_train as command
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
 from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.store import checkpoint
-from laconic.store.runlog import read
+from laconic.store.runlog import plain, read
 from tests.cli.commands import assert_one_error, laconic, process
 from tests.outer.trees import QUICK
 from tests.recipes.meta_runs import FLAGS, Clock, assert_same_bits
@@ -166,6 +166,14 @@ def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkey
     }
     assert zoo.load(best).card.outer_steps == summary["best_step"]
     assert (folder / "learning-curve.png").exists()
+
+
+def test_the_command_to_measure_with_a_population_leaves_its_steps_to_the_data(capfd, tmp_path):
+    config = plain(META_RECIPES["fedlopt-fmnist"][1])
+    summary = {"best_score": 0.5, "best_step": 1, "steps": 2, "seconds": 1.0, "rounds_per_second": 2.0}
+    command._print_summary(tmp_path, [{"config": config}, summary])
+    (told,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("measure it:"))
+    assert "--task fmnist-mlp2 --workers 10 --batch 20 --federated.clients 400 --federated.alpha 0.1 --opt" in told
 
 
 def test_minutes_too_few_are_an_error_and_minutes_used_up_are_not(capfd, tmp_path, monkeypatch):

@@ -88,12 +88,14 @@ def test_a_population_that_cannot_be_read_is_refused(bad, tmp_path, raises_clear
 @pytest.mark.usefixtures("standard_promotion", "quick")  # optax's Adam
 @pytest.mark.slow
 def test_a_learned_servers_card_says_which_population_it_was_trained_on(tmp_path):
-    config = replace(TINY, federated=Federated(20, 0.5), workers=3, steps=2, judge_every=1, out=tmp_path / "m")
+    population = Federated(20, 0.5, dropout=0.2)
+    config = replace(TINY, federated=population, workers=3, steps=2, judge_every=1, out=tmp_path / "m")
     folder, records = meta_train(config)
     card = load(str(folder / "best.safetensors")).card
     (row,) = card.trained_on
     assert row["task"] == f"{config.tasks[0]}@clients=20,alpha=0.5"
     assert row["local_steps"] == 60 // config.batch
+    assert row["dropout"] == 0.2
     assert "clients=20,alpha=0.5" in card.summary
     assert resume_meta_train(folder)[1][-1]["kind"] == "summary"  # its settings read back
     header = json.loads((folder / RECORDS).read_text().splitlines()[0])
