@@ -26,6 +26,7 @@ KINDS = {
     "meta-training": "Meta-training",
     "benchmark": "Speed",
 }
+NO_SCRIPT = ("server-step", "overhead")  # benchmarks that only `laconic bench` runs
 SMOKE = "-smoke"  # how the name of a folder ends whose run only shows that it works
 SMOKE_NOTE = "smoke records: they show that it runs, not what it reaches"
 # What making sense of somebody's records may raise: one bad run must not hide the others.
@@ -191,10 +192,11 @@ def _origin(header: Record, seconds: float | None) -> Origin:
 
 
 def _measured(records: Sequence[Record]) -> Origin:
-    """Of a benchmark, whose record may name no command: the script's is known from its name."""
+    """Of a benchmark, whose record may name no command: the script's is known from its name, if there is one."""
     origins = [record.get("provenance", record) for record in records]
-    script = f"python benchmarks/{records[0]['benchmark'].replace('-', '_')}.py"
-    commands, commits = _once(r.get("command", script) for r in records), _once(map(_commit, origins))
+    name = records[0]["benchmark"]
+    known = f"laconic bench {name}" if name in NO_SCRIPT else f"python benchmarks/{name.replace('-', '_')}.py"
+    commands, commits = _once(r.get("command", known) for r in records), _once(map(_commit, origins))
     devices, started = _once(map(_device, origins)), _once(o["started"] for o in origins)
     return Origin("\n".join(commands), ", ".join(commits), ", ".join(devices), ", ".join(started), MISSING)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.compress import parse_compressor
+from laconic.compress import DENSE, parse_compressor
 from laconic.data.feed import Resident, Streamed
 from laconic.evaluate import families
 from laconic.evaluate.compare import RECORDS, Interrupted
@@ -348,7 +348,7 @@ def test_a_bad_rule_is_refused(arguments, parts, raises_clearly):
 class Fake:
     """Stands in for `Sweep`: the curves of a point follow from its number."""
 
-    method = "local-sgd"
+    method, compressor = "local-sgd", DENSE
     task = SimpleNamespace(name="fake", feed=SimpleNamespace(splits={}))
 
     def __init__(self, rounds=30, seeds=(0, 1)):
