@@ -126,7 +126,8 @@ def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
         assert origin["device"]["kind"] in article
         script = f"benchmarks/{record['benchmark'].replace('-', '_')}.py"
         command = script if (RESULTS.parent / script).is_file() else f"laconic bench {record['benchmark']}"
-        assert record.get("command", command) in Page("<article " + article.partition("</article>")[0]).words
+        found = Page("<article " + article.partition("</article>")[0] + "</article>").words
+        assert record.get("command", command) in found
     assert not articles
 
 
