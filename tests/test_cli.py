@@ -150,7 +150,8 @@ def run_process(code, *argv, cwd):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_run_that_resumes_to_the_same_bits(number, tmp_path):
     words = ["compare", "--optimizers", "local-sgd", "slowmo", *QUICK]
     whole = run_process(None, *words, "--out", "whole", cwd=tmp_path)

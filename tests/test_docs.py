@@ -147,6 +147,7 @@ def test_an_outer_optimizer_in_one_file_and_one_line(at_home, monkeypatch):
     assert np.isfinite(losses["sign-momentum"]).all()
 
 
+@pytest.mark.slow
 def test_the_snippets_of_a_task_and_of_a_compressor_run(at_home, monkeypatch, capsys):
     task, compressor = EXTENDING[2:4]
     records = run_snippet(task, monkeypatch).records

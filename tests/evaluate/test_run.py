@@ -48,6 +48,7 @@ def test_counts_must_be_positive(field, value, raises_clearly):
         Setting(**{field: value})
 
 
+@pytest.mark.slow
 def test_training_works_and_chunk_length_changes_nothing():
     method = parse_method("local-sgd:gamma=0.05", 4)
     whole = all_losses(Simulation(least_squares(), method, Setting(4, 2, 8, 12, (0, 1), 12)))

@@ -66,6 +66,7 @@ def test_every_run_has_a_partition_of_its_own_for_all_its_rounds(problem):
                     assert sorted(seen.reshape(-1)) == sorted(own[i])
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_rounds_by_hand(problem):
     state = problem.begin(theta(), jax.random.key(7))
     items = problem.draw(state, ROUNDS)

@@ -59,6 +59,7 @@ def test_any_number_of_workers_and_large_tensors_where_they_are(K, monkeypatch):
     assert_rounds(Case(LAGG_A[K], shapes, seed=310), 2, 2e-5)
 
 
+@pytest.mark.slow
 def test_tensors_that_share_launches_step_as_they_do_alone(monkeypatch):
     monkeypatch.setattr(stacks, "SMALL", 16)
     case = Case(LOPT_A, {name: (5, 33) for name in "abc"}, seed=315)
@@ -127,6 +128,7 @@ def test_float16_holds_weights_of_any_size(precision):
     assert_close(other, case.twin()[0][1], 1e-3)
 
 
+@pytest.mark.slow
 def test_the_same_bits_twice_and_in_place_the_same_step():
     case = Case(LAGG_A[3], FEW, seed=330)
     outer = LAGG_A[3](case.theta, path="passes", tuning=CUT)

@@ -194,6 +194,7 @@ def test_a_run_begins_from_given_weights_also_if_it_died_at_once(whole, tmp_path
     assert first.losses[0] != whole[2].losses[0]
 
 
+@pytest.mark.slow
 def test_minutes_stop_a_run_and_lose_nothing(whole, tmp_path, monkeypatch, raises_clearly):
     clock, folder = Clock(), tmp_path / "a run"
     monkeypatch.setattr("laconic.recipes.meta_train.time", clock)
