@@ -86,7 +86,7 @@ def squares(geometry: Geometry, means: Sequence[jax.Array], tuning: Tuning) -> t
     means = [mean.reshape(-1) for mean in means]
     cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     outs = [_f32(layers, geometry.A, cut.across), _f32(layers, cut.down, geometry.B)]
-    kernel = _bound(programs.squares, geometry, cut)
+    kernel = bound(programs.squares, geometry, cut)
     by_row, by_column = _call("squares", kernel, cut, layers, means, outs, tuning, tuning.sum_warps)
     return by_row, by_column
 
@@ -100,7 +100,7 @@ def moments(geometry: Geometry, bigs: Sequence[Big], small: Small, fill_mean: bo
     cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     count = bigs[0].deltas.shape[0] + (21 if geometry.diagonal else 15)
     arrays, named = _listed(small, *map(_flat, bigs))
-    kernel = _bound(programs.moments, geometry, cut, named, fill_mean)
+    kernel = bound(programs.moments, geometry, cut, named, fill_mean)
     outs = [_f32(layers * cut.down * cut.across, count)]
     return _call("moments", kernel, cut, layers, arrays, outs, tuning, tuning.sum_warps)[0]
 
@@ -122,7 +122,7 @@ def apply(
     each, written = len(olds) // len(bigs), [x for big in flat for x in _written(big)]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
     aliases = {position: i for i, position in enumerate(positions) if i % each > 0 or change.in_place}
-    kernel = _bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
+    kernel = bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
     new = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
     shaped = [x.reshape(old.shape) for x, old in zip(new, olds, strict=True)]
@@ -165,7 +165,7 @@ def _listed(*groups: Any) -> tuple[list[jax.Array], Named]:
 
 
 @cache
-def _bound(program: Callable[..., None], *settings: Any) -> Callable[..., None]:
+def bound(program: Callable[..., None], *settings: Any) -> Callable[..., None]:
     """The program with its settings; one object for the same settings, so that JAX traces and lowers it only once."""
     return partial(program, *settings)
 
@@ -185,8 +185,8 @@ def _call(
     run = pl.pallas_call(
         kernel,
         grid=(layers * cut.down * cut.across,),
-        in_specs=[_whole(x.shape) for x in arrays],
-        out_specs=[_whole(x.shape) for x in outs],
+        in_specs=[whole(x.shape) for x in arrays],
+        out_specs=[whole(x.shape) for x in outs],
         out_shape=list(outs),
         input_output_aliases=aliases or {},
         interpret=tuning.interpret,
@@ -197,7 +197,8 @@ def _call(
 
 
 @cache
-def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """A reference to all of an array, whatever the program."""
     return pl.BlockSpec(shape, partial(_origin, len(shape)))
 
 

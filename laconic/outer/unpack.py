@@ -5,7 +5,7 @@ the copies then takes a tenth of the whole step.
 """
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from laconic.outer.kernels import Tuning
+from laconic.outer.kernels import Tuning, bound, whole
 
 FEW = 4  # pieces that are as well copied by XLA
 MOST = 96  # pieces of a launch: a kernel's arguments are 4 KiB at most, and each piece lengthens its code
@@ -45,10 +45,10 @@ def unpack(sources: Sequence[jax.Array], pieces: Sequence[Piece], tuning: Tuning
         begins = jnp.asarray([piece.begin for piece in some], jnp.int32)
         outs = [jax.ShapeDtypeStruct((piece.rows * piece.length,), flat[piece.source].dtype) for piece in some]
         run = pl.pallas_call(
-            _bound(tuple(piece.kind for piece in some)),
+            bound(_program, tuple(piece.kind for piece in some)),
             grid=(len(some), max(piece.rows for piece in some)),
-            in_specs=[_whole(len(some)), *(_whole(x.size) for x in flat)],
-            out_specs=[_whole(out.size) for out in outs],
+            in_specs=[whole(x.shape) for x in (begins, *flat)],
+            out_specs=[whole(out.shape) for out in outs],
             out_shape=outs,
             interpret=tuning.interpret,
             name="learned_unpack",
@@ -59,18 +59,8 @@ def unpack(sources: Sequence[jax.Array], pieces: Sequence[Piece], tuning: Tuning
 
 
 def _sliced(source: jax.Array, piece: Piece) -> jax.Array:
-    rows = [source[begin : begin + piece.length] for begin in _begins(piece)]
-    return jnp.stack(rows)
-
-
-def _begins(piece: Piece) -> list[int]:
-    return [piece.begin + i * piece.stride for i in range(piece.rows)]
-
-
-@cache
-def _bound(kinds: tuple[Piece, ...]) -> Any:
-    """One object for the same pieces, so that JAX traces and lowers the kernel only once."""
-    return partial(_program, kinds)
+    begins = [piece.begin + i * piece.stride for i in range(piece.rows)]
+    return jnp.stack([source[begin : begin + piece.length] for begin in begins])
 
 
 def _program(kinds: tuple[Piece, ...], begins: Any, *refs: Any) -> None:
@@ -102,12 +92,3 @@ def _copy(kind: Piece, source: Any, out: Any, begin: jax.Array, row: jax.Array) 
         return carry
 
     jax.lax.fori_loop(0, pl.cdiv(kind.length, LANES), block, ())
-
-
-@cache
-def _whole(size: int) -> pl.BlockSpec:
-    return pl.BlockSpec((size,), _origin)
-
-
-def _origin(*grid: Any) -> tuple[int]:
-    return (0,)

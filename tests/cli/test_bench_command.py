@@ -172,16 +172,21 @@ def test_overhead_of_a_task(capfd, tmp_path):
     assert set(made["parts_seconds"]) == {"forward-backward", "local step", "local-sgd", "lopt-a", "lagg-a"}
 
 
-def test_the_last_calls_count(monkeypatch):
-    clock_now, durations = [0.0], iter([100.0, 9.0, 9.0, 1.0, 3.0, 2.0])
+def timed(monkeypatch, durations, config, inner=1):
+    """What `overhead` makes of calls that last so long."""
+    clock_now, left = [0.0], iter(durations)
     monkeypatch.setattr(overhead.time, "perf_counter", lambda: clock_now[0])
 
     def call(state: int) -> int:
-        clock_now[0] += next(durations)
+        clock_now[0] += next(left)
         return state + 1
 
+    return overhead._one(clock.Step(call, 0, (), None, inner), config, lambda: None)
+
+
+def test_the_last_calls_count(monkeypatch):
     config = overhead.OverheadConfig(steps=5, last=3)
-    assert overhead._one(clock.Step(call, 0, (), None), config, lambda: None) == 2.0
+    assert timed(monkeypatch, [100.0, 9.0, 9.0, 1.0, 3.0, 2.0], config) == 2.0
 
 
 def test_every_restart_begins_from_the_first_state():
@@ -266,16 +271,10 @@ def test_defaults_of_meta_training_suit_the_platform(monkeypatch):
 
 
 def test_a_call_of_several_steps_counts_as_their_mean(monkeypatch):
-    clock_now, durations = [0.0], iter([100.0, 9.0, 9.0, 2.0, 6.0, 4.0])
-    monkeypatch.setattr(overhead.time, "perf_counter", lambda: clock_now[0])
-
-    def call(state: int) -> int:
-        clock_now[0] += next(durations)
-        return state + 1
-
     config = overhead.OverheadConfig(steps=10, last=6, inner=2)
     assert config.at_once == 2
-    assert overhead._one(clock.Step(call, 0, (), None, 2), config, lambda: None) == 2.0  # 2, 6 and 4 s for two each
+    found = timed(monkeypatch, [100.0, 9.0, 9.0, 2.0, 6.0, 4.0], config, inner=2)
+    assert found == 2.0  # 2, 6 and 4 s for two each
 
 
 def test_what_the_state_does_not_change_is_worked_out_in_every_step():

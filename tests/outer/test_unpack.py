@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from laconic.outer import unpack as module
-from laconic.outer.kernels import Tuning
+from laconic.outer.kernels import Tuning, bound
 from laconic.outer.unpack import Piece, unpack
 
 INTERPRETED = Tuning(interpret=True)
@@ -59,5 +59,5 @@ def test_launches_of_the_same_pattern_share_their_code():
     """Where pieces begin is an argument: a second launch of the same lengths has the same kernel, object for object."""
     pattern = [Piece(0, 0, 1, 0, 5), Piece(0, 0, 3, 20, 7)]
     at = lambda begin: tuple(piece._replace(begin=begin).kind for piece in pattern)
-    assert module._bound(at(3)) is module._bound(at(11))
-    assert module._bound(at(3)) is not module._bound(at(3)[:1])
+    assert bound(module._program, at(3)) is bound(module._program, at(11))
+    assert bound(module._program, at(3)) is not bound(module._program, at(3)[:1])
