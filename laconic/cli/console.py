@@ -59,7 +59,9 @@ class LiveBars:
         self.start: dict[str, int] = {}
 
     def begin(self, label: str, rounds: int, done: int) -> None:
-        """A new bar."""
+        """A new bar; one that begins again takes the place of the old."""
+        if label in self.ids:
+            self.bars.remove_task(self.ids[label])
         self.ids[label] = self.bars.add_task(label, total=rounds, completed=done, loss="compiling …", rate="")
         self.start[label] = done
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from laconic.errors import LaconicError
 from laconic.evaluate import metrics, report
+from laconic.evaluate.memory import fewer, out_of_memory
 from laconic.evaluate.outcome import summarise
 from laconic.evaluate.run import Chunk, Diverged, Method, Setting, Simulation
 from laconic.evaluate.timing import Link, Traffic
@@ -93,7 +94,7 @@ def run_comparison(
     for simulation, sizes in prepare(task, methods, setting, options):
         if simulation.method.label not in finished:
             _warn_past_horizon(simulation, observer)
-            record = _run_method(simulation, place, options.keep_going, observer, stop)
+            record = _within_memory(simulation, place, options, observer, stop)
             log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record)
             (folder / CHECKPOINT).unlink(missing_ok=True)
     records = read(folder / RECORDS)
@@ -152,6 +153,28 @@ class _Place:
     path: Path
     run: str
     finished: set[str]
+
+
+def _within_memory(
+    simulation: Simulation, place: _Place, options: Options, observer: Observer, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """The method's record; where the seeds do not fit in memory side by side, some are trained at a time."""
+    while True:
+        try:
+            return _run_method(simulation, place, options.keep_going, observer, stop)
+        except jax.errors.JaxRuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        setting, label = simulation.setting, simulation.method.label
+        at_once = fewer(min(setting.seeds_at_once or len(setting.seeds), len(setting.seeds)))
+        if at_once == 0:
+            raise LaconicError(
+                f"{label} does not fit in the device's memory, even one seed at a time. Use smaller batches or fewer "
+                "workers, or a task's options that save memory, such as compute=bf16."
+            )
+        observer.note(f"{label} does not fit in the device's memory like this; {at_once} of the seeds at a time now.")
+        setting = replace(setting, seeds_at_once=at_once)
+        simulation = Simulation(simulation.task, simulation.method, setting, options.mesh)
 
 
 def _run_method(

@@ -23,6 +23,7 @@ from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.evaluate.families import Numbers, check_points, named_in, names_of, parts_of, spec_of
 from laconic.evaluate.heldout import all_finite, heldout_metrics
+from laconic.evaluate.memory import fewer, out_of_memory
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
 from laconic.evaluate.run import Setting
 from laconic.federated.population import RUNS, Population, draw_population, settle
@@ -170,10 +171,42 @@ def run_sweep(
     """Run every chunk that `folder` has not all the points of, then rank them → all records.
 
     The observer is told of rounds, of all chunks together. Stopped within a chunk, that chunk's points are computed
-    anew when the sweep goes on, to the same bits.
+    anew when the sweep goes on, to the same bits. Chunks that do not fit in memory become smaller.
     """
     check_sweep(engine, points, rule)
-    observer, log = observer or Silent(), RunLog(folder / RECORDS)
+    observer, at_once = observer or Silent(), len(chunks_of(len(points), points_at_once)[0])
+    while True:
+        try:
+            _run_chunks(engine, points, folder, rule, at_once, observer, stop)
+            break
+        except jax.errors.JaxRuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        at_once = fewer(at_once)
+        if at_once == 0:
+            raise LaconicError(
+                f"{engine.method} does not fit in the device's memory, even one point at a time. Use fewer seeds, "
+                "smaller batches or fewer workers, or a task's options that save memory, such as compute=bf16."
+            )
+        observer.note(f"these points do not fit in the device's memory together; {at_once} at a time now.")
+    records = read(folder / RECORDS)
+    if records[-1]["kind"] != "ranking":
+        RunLog(folder / RECORDS).append("ranking", **_ranking(_points(folder), rule))
+        records = read(folder / RECORDS)
+    return records
+
+
+def _run_chunks(
+    engine: Sweep,
+    points: Sequence[Numbers],
+    folder: Path,
+    rule: Rule,
+    points_at_once: int,
+    observer: Observer,
+    stop: Callable[[], bool],
+) -> None:
+    """Run every chunk that is not on record."""
+    log = RunLog(folder / RECORDS)
     chunks, T = chunks_of(len(points), points_at_once), engine.setting.rounds
     recorded = {record["index"] for record in _points(folder)}
     todo = [c for c, chunk in enumerate(chunks) if not recorded.issuperset(chunk)]
@@ -202,11 +235,6 @@ def run_sweep(
         passed += T
         if passed < total:
             leave_if_asked()
-    records = read(folder / RECORDS)
-    if records[-1]["kind"] != "ranking":
-        log.append("ranking", **_ranking(_points(folder), rule))
-        records = read(folder / RECORDS)
-    return records
 
 
 def _points(folder: Path) -> list[Record]:
@@ -229,5 +257,5 @@ def _ranking(points: Sequence[Record], rule: Rule) -> Record:
         "best": order[0]["label"],
         "order": [point["index"] for point in order],
         "diverged": sum(any(point["diverged"]) for point in points),
-        "seconds": round(sum({point["chunk"]: point["seconds"] for point in points}.values()), 3),
+        "seconds": round(sum(seconds for _, seconds in {(point["chunk"], point["seconds"]) for point in points}), 3),
     }

@@ -66,7 +66,6 @@ _FEDERATED = replace(
     _TOP,
     workers=10,
     batch=20,
-    gamma=0.1,
     federated=Federated(400, 0.1),
     objective="valid",
     steps=2000,
@@ -78,7 +77,6 @@ _FEDERATED_CNN = replace(
     _CNN,
     workers=10,
     batch=20,
-    gamma=0.1,
     federated=_FEDERATED.federated,
     objective="valid",
     init="lopt-a-cifar10-mlp2",
@@ -169,7 +167,7 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     ),
     "fedlopt-fmnist-homogeneous": (
         "the same with Dirichlet(100): clients that hardly differ",
-        replace(_FEDERATED, federated=_ALIKE),
+        replace(_FEDERATED, federated=_ALIKE, gamma=0.1),
     ),
     "fedlagg-fmnist": (
         "FedLAgg for the first, at a fixed K = 10, from random weights",

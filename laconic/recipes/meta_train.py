@@ -21,6 +21,7 @@ import numpy as np
 
 from laconic.errors import LaconicError, require_seed
 from laconic.evaluate.compare import CHECKPOINT, Interrupted
+from laconic.evaluate.memory import out_of_memory
 from laconic.meta.mesh import group_mesh
 from laconic.meta.train import MetaTrainer, Progress, score
 from laconic.outer.learned import Theta
@@ -152,10 +153,18 @@ def _too_short(run: MetaRun, seconds: float) -> LaconicError:
 
 def _advance(run: MetaRun, count: int) -> None:
     shown: list[Progress] = []
-    for _ in range(count):
-        run.state, progress = run.trainer.advance(run.state)
-        shown.append(progress)
-    losses, norms = (np.stack([np.asarray(getattr(p, what)) for p in shown]) for what in ("loss", "norm"))
+    try:
+        for _ in range(count):
+            run.state, progress = run.trainer.advance(run.state)
+            shown.append(progress)
+        losses, norms = (np.stack([np.asarray(getattr(p, what)) for p in shown]) for what in ("loss", "norm"))
+    except jax.errors.JaxRuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise LaconicError(
+            f"meta-training does not fit in the device's memory with {run.config.pairs} pairs of runs for each task. "
+            "Begin anew with fewer --pairs, a smaller --batch or fewer workers, or spread them with --devices."
+        ) from None
     run.done += count
     run.losses += list(losses)
     run.norms += list(norms)
