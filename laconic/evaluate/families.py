@@ -1,6 +1,7 @@
 """Families of a sweep: a client and an outer optimizer from traced numbers.
 
-An outer optimizer whose registry line gives it a row is one by itself; others are a function and a line here.
+An outer optimizer whose registry line gives it a row is one by itself, and so is a learned one, published or from a
+file; others are a function and a line here.
 """
 
 import inspect
@@ -18,13 +19,15 @@ from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.local import chained
 from laconic.outer import OUTER, OuterOptimizer, from_optax
 from laconic.tasks.base import Task
+from laconic.zoo import load, published
 
 Number = Any  # a traced float32
 Numbers = Mapping[str, float]  # a grid point: hyper-parameter → value
 Parts = tuple[Client, OuterOptimizer]
 
-DECAYS = {"beta", "momentum"}  # in [0, 1); every other hyper-parameter is a rate, above 0
+DECAYS = {"beta", "momentum", "weight_decay"}  # in [0, 1); every other hyper-parameter is a rate, above 0
 WORKERS = ("clip", "decay")  # of every method with local steps, where a grid names them
+LEARNED = ("gamma", "scale", "weight_decay")  # of a learned optimizer
 
 
 def worker(gamma: Number, clip: Number, decay: Number) -> optax.GradientTransformation:
@@ -103,10 +106,27 @@ def own_names() -> list[str]:
     return [name for name, entry in OUTER.items() if entry.row is not None]
 
 
+def is_learned(method: str) -> bool:
+    """Whether that is a published optimizer, or one from a file."""
+    return method in published() or method.endswith(".safetensors")
+
+
+def _learned(method: str, task: Task, numbers: Mapping[str, Number]) -> Parts:
+    """Its workers are those it was meta-trained with, but for what a point names."""
+    found = load(method)
+    local = found.recommended_local
+    rate = optax.cosine_decay_schedule(numbers["gamma"], local.decay_steps) if local.decay_steps else numbers["gamma"]
+    clip, decay = numbers.get("clip", local.clip or None), numbers.get("decay", local.weight_decay or None)
+    client = local_client(task, chained(local.name, rate, weight_decay=decay, clip=clip))
+    return client, found.outer(numbers["scale"], numbers["weight_decay"])
+
+
 def parts_of(method: str, task: Task, numbers: Mapping[str, Number]) -> Parts:
     """The client and the outer optimizer at a point."""
     if method in FAMILIES:
         return FAMILIES[method](task, **numbers)
+    if is_learned(method):
+        return _learned(method, task, numbers)
     own = {name: value for name, value in numbers.items() if name not in ("gamma", *WORKERS)}
     tx = worker(numbers["gamma"], *(numbers.get(name) for name in WORKERS))
     return local_client(task, tx), OUTER[method].make(**own)
@@ -118,7 +138,9 @@ def names_of(method: str) -> tuple[str, ...]:
         return tuple(name for name in inspect.signature(FAMILIES[method]).parameters if name not in ("task", *WORKERS))
     if method in own_names():
         return ("gamma", *(name for name, default in OUTER[method].options.items() if isinstance(default, float)))
-    raise unknown("method of a sweep", method, [*FAMILIES, *own_names()])
+    if is_learned(method):
+        return LEARNED
+    raise unknown("method of a sweep", method, [*FAMILIES, *own_names(), *published()])
 
 
 def named_in(method: str, point: Numbers) -> tuple[str, ...]:

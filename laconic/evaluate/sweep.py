@@ -21,7 +21,7 @@ from laconic.compress import DENSE, Compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.evaluate.families import Numbers, check_points, named_in, names_of, parts_of, spec_of
+from laconic.evaluate.families import Numbers, check_points, is_learned, named_in, names_of, parts_of, spec_of
 from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.memory import fewer, out_of_memory
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
@@ -31,6 +31,7 @@ from laconic.round import RoundState, Server, communication_round, draw_items, i
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
+from laconic.zoo import load
 
 # --- the program ------------------------------------------------------------------------------------------------------
 
@@ -55,6 +56,8 @@ class Sweep:
 
     def __init__(self, task: Task, method: str, setting: Setting, compressor: Compressor = DENSE):
         names_of(method)
+        if is_learned(method):
+            load(method).check_workers(setting.workers)
         if not isinstance(task.feed, Resident):
             raise LaconicError(
                 f"{task.name} streams its data, but the points of a sweep share draws from resident data."

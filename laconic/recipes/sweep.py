@@ -49,7 +49,7 @@ def sweep(
     check_sweep(engine, [*grid, *extra], rule)
     if engine.plan is not None:
         config = replace(config, local_steps=engine.plan.local_steps)  # the data of a population decides it
-    folder = new_folder(config.out, f"sweep-{config.method}-{config.task}")
+    folder = new_folder(config.out, f"sweep-{Path(config.method).stem}-{config.task}")
     RunLog(folder / RECORDS).append(
         "run",
         config={**asdict(config), "out": folder},

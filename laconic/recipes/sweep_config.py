@@ -19,7 +19,8 @@ class SweepConfig:
     """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
     method: str = "local-sgd"
     """Whose hyper-parameters: local-sgd, slowmo, diloco, fedavg, fedavgm, fedprox, scaffold, fedadam, fedyogi,
-    fedadagrad, sgd, adam or one of your own."""
+    fedadagrad, sgd, adam, one of your own, or a learned optimizer by its published name or file, which has gamma, the
+    workers' rate, scale, which multiplies its steps, and weight_decay, the share of each weight taken off a round."""
     grid: tuple[str, ...] = ("gamma=1,0.5,0.3,0.1",)
     """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier one: 0.5/gamma.
     clip= and decay= are those of the workers' gradients and weights."""
@@ -134,6 +135,13 @@ SWEEPS: dict[str, tuple[str, SweepConfig]] = {
             ("federated-fedadam", "fedadam", "both rates of FedAdam", 49, (_LOCAL, _SERVER)),
             ("federated-fedyogi", "fedyogi", "both rates of FedYogi", 49, (_LOCAL, _SERVER)),
             ("federated-fedadagrad", "fedadagrad", "both rates of FedAdagrad", 49, (_LOCAL, _SERVER)),
+            (
+                "fedlopt",
+                "fedlopt-fmnist",
+                "local rate, scale and weight decay of FedLOpt, a published one",
+                24,
+                ("gamma=0.3,0.1", "scale=1,0.5,0.3", "weight_decay=0,0.001,0.003,0.01"),
+            ),
         )
     },
     "diloco": (
