@@ -25,7 +25,9 @@ Number = Any  # a traced float32
 Numbers = Mapping[str, float]  # a grid point: hyper-parameter → value
 Parts = tuple[Client, OuterOptimizer]
 
-DECAYS = {"beta", "momentum", "weight_decay"}  # in [0, 1); every other hyper-parameter is a rate, above 0
+# What numbers may be: these in [0, 1), those from 0 on, and every other one is a rate, above 0.
+DECAYS = {"beta", "beta1", "beta2", "momentum", "weight_decay"}
+FROM_ZERO = {"mu"}
 WORKERS = ("clip", "decay")  # of every method with local steps, where a grid names them
 LEARNED = ("gamma", "scale", "weight_decay")  # of a learned optimizer
 
@@ -148,6 +150,18 @@ def named_in(method: str, point: Numbers) -> tuple[str, ...]:
     return (*names_of(method), *(name for name in WORKERS if name in point))
 
 
+def check_number(method: str, name: str, value: float) -> None:
+    """Raise unless a hyper-parameter is in its range."""
+    with np.errstate(over="ignore", under="ignore"):
+        kept = float(np.float32(value))  # what the program will see
+    if name in DECAYS and not 0 <= kept < 1:
+        raise LaconicError(f"{method}: {name} must be at least 0 and below 1, got {value}.")
+    if name in FROM_ZERO and not 0 <= kept < math.inf:
+        raise LaconicError(f"{method}: {name} must be finite and not negative, got {value}.")
+    if name not in DECAYS | FROM_ZERO and not 0 < kept < math.inf:
+        raise LaconicError(f"{method}: {name} must be positive and finite, got {value}.")
+
+
 def check_point(method: str, point: Numbers) -> None:
     """Raise unless the point has every hyper-parameter of the family, no other, and each in its range."""
     names = names_of(method)
@@ -155,12 +169,7 @@ def check_point(method: str, point: Numbers) -> None:
     for name, value in point.items():
         if name not in known:
             raise unknown(f"hyper-parameter of {method}", name, known)
-        with np.errstate(over="ignore", under="ignore"):
-            kept = float(np.float32(value))  # what the program will see
-        if name in DECAYS and not 0 <= kept < 1:
-            raise LaconicError(f"{method}: {name} must be at least 0 and below 1, got {value}.")
-        if name not in DECAYS and not 0 < kept < math.inf:
-            raise LaconicError(f"{method}: {name} must be positive and finite, got {value}.")
+        check_number(method, name, value)
     missing = [name for name in names if name not in point]
     if missing:
         raise LaconicError(f"{method} has the hyper-parameters {', '.join(names)}: give {', '.join(missing)} too.")

@@ -100,9 +100,8 @@ def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
         name, _, _ = article.partition("<h3>")[2].partition("</h3>")
         articles[name.replace("<wbr>", "")] = article
     files = [*RESULTS.glob("*/records.jsonl"), *RESULTS.glob("sweeps/*/records.jsonl")]
-    files += [
-        path for name in ("meta", "reproduce", "missing-workers") for path in RESULTS.glob(f"{name}/*/records.jsonl")
-    ]
+    nested = ("meta", "reproduce", "missing-workers", "federated-variants")
+    files += [path for name in nested for path in RESULTS.glob(f"{name}/*/records.jsonl")]
     assert len(files) >= 21
     unfinished = [path for path in files if not {"summary", "ranking", "experiment"} & {r["kind"] for r in lines(path)}]
     assert sorted(reason.partition(":")[0] for reason in skipped) == sorted(
