@@ -14,9 +14,10 @@ from laconic.meta.train import MetaTrainer
 from laconic.recipes.meta_train import meta_train
 from laconic.recipes.methods import parse_method
 from laconic.store.runlog import RunLog
-from tests.evaluate.test_sweep import SETTING, Watcher, least_squares, rates
+from tests.evaluate.test_sweep import SETTING, Watcher, least_squares, quick, rates
 from tests.recipes.meta_runs import TINY
 
+__all__ = ["quick"]  # of every test here: compiling is most of the time
 SEEDS = (0, 1, 2, 3, 4)
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 41.10GiB.")
 GRID = rates(0.3, 0.2, 0.1, 0.05, 0.01)

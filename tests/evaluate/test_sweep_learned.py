@@ -13,10 +13,11 @@ from laconic.local import LocalOptimizer
 from laconic.recipes.methods import options_of, parse_method
 from laconic.recipes.sweep import sweep
 from laconic.recipes.sweep_config import SweepConfig
-from tests.evaluate.test_sweep import curves_of, least_squares
+from tests.evaluate.test_sweep import curves_of, least_squares, quick
 from tests.tiny import lenient
 from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
 
+__all__ = ["quick"]  # of every test here: compiling is most of the time
 POINTS = [
     {"gamma": 0.1, "scale": 1.0, "weight_decay": 0.0},
     {"gamma": 0.03, "scale": 0.5, "weight_decay": 0.01},
