@@ -1,11 +1,14 @@
-"""Curves out of a comparison's records, for tests of what docs and cards say of them."""
+"""Curves and numbers out of records, for tests of what docs and cards say of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from laconic.store.runlog import read
+
+ROOT = Path(__file__).parents[1]
 
 
 def method_of(folder: Path, label: str) -> dict[str, Any]:
@@ -21,3 +24,14 @@ def train_losses(folder: Path, label: str) -> np.ndarray:
 def mean_curve(folder: Path, label: str) -> np.ndarray:
     """The mean over seeds of a method's train loss, 10-round trailing mean; entry i is after round i + 10."""
     return np.convolve(train_losses(folder, label).mean(axis=0), np.full(10, 0.1), "valid")
+
+
+def benchmark(name: str) -> dict[str, Any]:
+    """The record of a benchmark, by its file's name."""
+    return json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text())
+
+
+def numbers_of(spec: str) -> dict[str, float]:
+    """The options of a method without its label."""
+    options = dict(item.split("=") for item in spec.partition(":")[2].split(","))
+    return {key: float(value) for key, value in options.items() if key != "label"}

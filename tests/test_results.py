@@ -21,7 +21,7 @@ from laconic.reproduce.scale import at_scale
 from laconic.reproduce.timings import timing_rows
 from laconic.store.runlog import plain, read
 from laconic.zoo import Card, load, published
-from tests.recorded import mean_curve, method_of
+from tests.recorded import benchmark, mean_curve, method_of, numbers_of
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(
@@ -65,14 +65,14 @@ def test_the_readme_rounds_nothing_up():
 
 @pytest.mark.parametrize("name", ["round-cpu", "round-h200"])
 def test_the_docs_show_the_benchmarks(name):
-    figures = json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text())
+    figures = benchmark(f"{name}")
     docs = (ROOT / "docs" / "results.md").read_text()
     for key in ("round_ratio", "server_step_speedup", "temporary_bytes_per_parameter", "server_step_seconds"):
         assert f"| {figures[key]} |" in docs
 
 
 def test_the_cpu_benchmark_in_the_docs_is_the_median_of_its_commits_runs():
-    shown = json.loads((ROOT / "results" / "benchmarks" / "round-cpu.json").read_text())
+    shown = benchmark("round-cpu")
     lines = (ROOT / "results" / "benchmarks" / "round-cpu-runs.jsonl").read_text().splitlines()
     runs = [run for run in map(json.loads, lines) if run["commit"] == shown["commit"]]
     assert len(runs) == 5
@@ -86,7 +86,7 @@ def test_the_cpu_benchmark_in_the_docs_is_the_median_of_its_commits_runs():
 
 
 def test_the_docs_show_federated_rounds():
-    figures = json.loads((ROOT / "results" / "benchmarks" / "federated-h200.json").read_text())
+    figures = benchmark("federated-h200")
     assert (figures["data"], figures["clients"], figures["workers"]) == ("fashion-mnist", 400, 10)
     for label, name in (("FedAvg", "fedavg"), ("FedLOpt", "fedlopt")):
         speed = figures[f"{name}_rounds_per_second"]
@@ -95,10 +95,7 @@ def test_the_docs_show_federated_rounds():
 
 
 def test_the_docs_tell_that_meta_training_is_as_fast_as_before():
-    before, after = (
-        json.loads((ROOT / "results" / "benchmarks" / f"meta-train-h200{name}.json").read_text())["figures"]
-        for name in ("", "-second")
-    )
+    before, after = (benchmark(f"meta-train-h200{name}")["figures"] for name in ("", "-second"))
     for name in ("lopt-a", "lagg-a"):
         assert after[name]["rounds_per_second"] > 0.996 * before[name]["rounds_per_second"]
         assert str(after[name]["rounds_per_second"]) in DOCS
@@ -106,7 +103,7 @@ def test_the_docs_tell_that_meta_training_is_as_fast_as_before():
 
 
 def test_the_docs_show_what_the_engine_costs():
-    figures = json.loads((ROOT / "results" / "benchmarks" / "engine-round-cpu.json").read_text())
+    figures = benchmark("engine-round-cpu")
     two, four = figures["workers"]["2"], figures["workers"]["4"]
     assert two["median_ms"]["engine"] < figures["limit_ms"]
     assert figures["parameters"] == 1_000_000
@@ -117,7 +114,7 @@ def test_the_docs_show_what_the_engine_costs():
 
 
 def test_the_docs_tell_of_the_soak():
-    figures = json.loads((ROOT / "results" / "benchmarks" / "churn-cpu.json").read_text())
+    figures = benchmark("churn-cpu")
     assert figures["passed"]
     assert figures["longest_gap_s"] < 5.0
     assert figures["rounds_with_two_states"] == []
@@ -146,13 +143,7 @@ def test_baselines_that_the_paper_does_not_give_are_the_best_of_the_sweeps(task)
     for method in ("local-sgd", "slowmo", "sgd", "adam"):
         best = read(ROOT / "results" / "sweeps" / f"{task}-k8-h4-{method}" / "records.jsonl")[-1]["best"]
         spec = next(spec for spec in panel.config.optimizers if spec.startswith(f"{method}:"))
-        assert _numbers(spec) == _numbers(best)
-
-
-def _numbers(spec: str) -> dict[str, float]:
-    """The options of a method without its label."""
-    options = dict(item.split("=") for item in spec.partition(":")[2].split(","))
-    return {key: float(value) for key, value in options.items() if key != "label"}
+        assert numbers_of(spec) == numbers_of(best)
 
 
 def test_the_docs_say_how_the_cnn_does_at_the_papers_values():
@@ -192,7 +183,7 @@ def test_the_docs_show_how_the_recipe_was_chosen(run):
 
 
 def test_the_docs_show_the_speed_of_meta_training():
-    figures = json.loads((ROOT / "results" / "benchmarks" / "meta-train-h200.json").read_text())["figures"]
+    figures = benchmark("meta-train-h200")["figures"]
     docs = (ROOT / "docs" / "results.md").read_text()
     for name, key in (("LOpt-A", "lopt-a"), ("LAgg-A", "lagg-a")):
         assert f"| {name} | {figures[key]['rounds_per_second']} | {figures[key]['outer_step_seconds']} |" in docs

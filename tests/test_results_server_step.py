@@ -1,22 +1,18 @@
 """What the docs tell of the server's step on a GPU is what the records say."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.recorded import benchmark
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "server-step.md").read_text()
 
 
-def _benchmark(name: str) -> dict[str, Any]:
-    return json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text())
-
-
 @pytest.mark.parametrize("size", ["vit-b", "gpt2-medium"])
 def test_the_docs_show_the_server_step_on_a_gpu(size):
-    figures = _benchmark(f"server-step-{size}-h200")["figures"]
+    figures = benchmark(f"server-step-{size}-h200")["figures"]
     keys = ("ratio_to_adamw", "temporary_bytes_per_parameter")
     for name, figure in figures.items():
         ratio, temporary = (f"{figure[key]:.2f}" for key in keys)
@@ -25,13 +21,13 @@ def test_the_docs_show_the_server_step_on_a_gpu(size):
 
 
 def test_the_docs_tell_what_the_first_kernels_took():
-    figures = _benchmark("server-step-h200")["figures"]
+    figures = benchmark("server-step-h200")["figures"]
     took = [f"{1e3 * figures[f'vit-b {name}']['seconds']:.2f}" for name in ("lopt-a", "lagg-a")]
     assert f"took {took[0]} and {took[1]} ms" in PAGE
 
 
 def test_the_learned_steps_are_fast_enough_on_a_gpu():
-    found = _benchmark("server-step-vit-b-h200")
+    found = benchmark("server-step-vit-b-h200")
     assert found["tuning"]["precision"] == "half"
     assert found["figures"]["vit-b lopt-a"]["seconds"] <= 5e-3
     assert found["figures"]["vit-b lagg-a"]["seconds"] <= 6e-3
@@ -40,7 +36,7 @@ def test_the_learned_steps_are_fast_enough_on_a_gpu():
     assert f"{lopt} ms for LOpt-A and {lagg} ms for LAgg-A" in " ".join((ROOT / "CHANGELOG.md").read_text().split())
 
 
-ERRORS = _benchmark("step-accuracy-h200")["errors"]
+ERRORS = benchmark("step-accuracy-h200")["errors"]
 
 
 @pytest.mark.parametrize("precision", ERRORS["lopt-a"])

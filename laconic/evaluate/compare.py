@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 
 from laconic.errors import LaconicError
 from laconic.evaluate import metrics, report
-from laconic.evaluate.memory import fewer, out_of_memory
+from laconic.evaluate.memory import in_parts
 from laconic.evaluate.outcome import summarise
 from laconic.evaluate.run import Chunk, Diverged, Method, Setting, Simulation
 from laconic.evaluate.timing import Link, Traffic
@@ -159,34 +160,33 @@ def _within_memory(
     simulation: Simulation, place: _Place, options: Options, observer: Observer, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     """The method's record; where the seeds do not fit in memory side by side, some are trained at a time."""
-    while True:
-        try:
-            return _run_method(simulation, place, options.keep_going, observer, stop)
-        except jax.errors.JaxRuntimeError as error:
-            if not out_of_memory(error):
-                raise
-        setting, label = simulation.setting, simulation.method.label
-        at_once = fewer(min(setting.seeds_at_once or len(setting.seeds), len(setting.seeds)))
-        if at_once == 0:
-            raise LaconicError(
-                f"{label} does not fit in the device's memory, even one seed at a time. Use smaller batches or fewer "
-                "workers, or a task's options that save memory, such as compute=bf16."
-            )
-        observer.note(f"{label} does not fit in the device's memory like this; {at_once} of the seeds at a time now.")
-        setting = replace(setting, seeds_at_once=at_once)
-        simulation = Simulation(simulation.task, simulation.method, setting, options.mesh)
+    too_large = f"{simulation.method.label} does not fit in the device's memory"
+    return in_parts(
+        partial(_run_method, simulation, place, options, observer, stop),
+        simulation.setting.together,
+        lambda seeds: observer.note(f"{too_large} like this; {seeds} of the seeds at a time now."),
+        f"{too_large}, even one seed at a time. Use smaller batches or fewer workers",
+    )
 
 
 def _run_method(
-    simulation: Simulation, place: _Place, keep_going: bool, observer: Observer, stop: Callable[[], bool]
+    simulation: Simulation,
+    place: _Place,
+    options: Options,
+    observer: Observer,
+    stop: Callable[[], bool],
+    seeds_at_once: int,
 ) -> dict[str, Any]:
+    if seeds_at_once < simulation.setting.together:
+        setting = replace(simulation.setting, seeds_at_once=seeds_at_once)
+        simulation = Simulation(simulation.task, simulation.method, setting, options.mesh)
     label, setting = simulation.method.label, simulation.setting
     state, history = _begin(simulation, place)
     done = history.train.shape[1]
     observer.begin(label, setting.rounds, done)
     tick = saved = time.monotonic()
     try:
-        for chunk in simulation.run(state, done, keep_going):
+        for chunk in simulation.run(state, done, options.keep_going):
             history.add(chunk)
             state, done = chunk.state, chunk.done
             now = time.monotonic()

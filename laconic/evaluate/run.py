@@ -79,6 +79,11 @@ class Setting:
             raise LaconicError(f"seeds_at_once counts seeds, or is 0 for all of them, got {self.seeds_at_once}.")
 
     @property
+    def together(self) -> int:
+        """How many seeds are trained side by side."""
+        return min(self.seeds_at_once or len(self.seeds), len(self.seeds))
+
+    @property
     def chunks(self) -> list[int]:
         """The lengths of the chunks that make up the rounds."""
         full, rest = divmod(self.rounds, self.evaluate_every)

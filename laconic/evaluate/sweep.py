@@ -10,6 +10,7 @@ Legend: P points of a chunk, S seeds, T rounds, C rounds of a segment, K workers
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.evaluate.families import Numbers, check_points, is_learned, named_in, names_of, parts_of, spec_of
 from laconic.evaluate.heldout import all_finite, heldout_metrics
-from laconic.evaluate.memory import fewer, out_of_memory
+from laconic.evaluate.memory import in_parts
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
 from laconic.evaluate.run import Setting
 from laconic.federated.population import RUNS, Population, draw_population, settle
@@ -178,20 +179,13 @@ def run_sweep(
     """
     check_sweep(engine, points, rule)
     observer, at_once = observer or Silent(), len(chunks_of(len(points), points_at_once)[0])
-    while True:
-        try:
-            _run_chunks(engine, points, folder, rule, at_once, observer, stop)
-            break
-        except jax.errors.JaxRuntimeError as error:
-            if not out_of_memory(error):
-                raise
-        at_once = fewer(at_once)
-        if at_once == 0:
-            raise LaconicError(
-                f"{engine.method} does not fit in the device's memory, even one point at a time. Use fewer seeds, "
-                "smaller batches or fewer workers, or a task's options that save memory, such as compute=bf16."
-            )
-        observer.note(f"these points do not fit in the device's memory together; {at_once} at a time now.")
+    in_parts(
+        partial(_run_chunks, engine, points, folder, rule, observer, stop),
+        at_once,
+        lambda fewer: observer.note(f"these points do not fit in the device's memory together; {fewer} at a time now."),
+        f"{engine.method} does not fit in the device's memory, even one point at a time. Use fewer seeds, smaller "
+        "batches or fewer workers",
+    )
     records = read(folder / RECORDS)
     if records[-1]["kind"] != "ranking":
         RunLog(folder / RECORDS).append("ranking", **_ranking(_points(folder), rule))
@@ -204,9 +198,9 @@ def _run_chunks(
     points: Sequence[Numbers],
     folder: Path,
     rule: Rule,
-    points_at_once: int,
     observer: Observer,
     stop: Callable[[], bool],
+    points_at_once: int,
 ) -> None:
     """Run every chunk that is not on record."""
     log = RunLog(folder / RECORDS)

@@ -15,7 +15,7 @@ import optax
 from laconic.client import Client, LocalOptimizer, gradient_client, local_client
 from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, require_seed, unknown
-from laconic.evaluate.families import FAMILIES, check_number, own_names
+from laconic.evaluate.families import FAMILIES, check_number, is_learned, own_names
 from laconic.evaluate.run import Method
 from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.outer import OUTER, OuterOptimizer, from_optax
@@ -186,7 +186,7 @@ def entry_of(name: str) -> Entry:
         return METHODS[name]
     if name in own_names():
         return _own(name)
-    if name in published() or name.endswith(".safetensors"):
+    if is_learned(name):
         return _published(name)
     raise unknown("optimizer", name, [*METHODS, *own_methods(), *published()])
 

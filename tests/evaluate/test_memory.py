@@ -7,29 +7,21 @@ import numpy as np
 import pytest
 
 from laconic.evaluate.compare import run_comparison
-from laconic.evaluate.memory import fewer
+from laconic.evaluate.memory import in_parts
 from laconic.evaluate.run import Setting, Simulation
 from laconic.evaluate.sweep import Sweep, run_sweep
 from laconic.meta.train import MetaTrainer
 from laconic.recipes.meta_train import meta_train
 from laconic.recipes.methods import parse_method
 from laconic.store.runlog import RunLog
-from tests.evaluate.test_sweep import SETTING, Watcher, least_squares, quick, rates
+from tests.evaluate.test_compare import Notes
+from tests.evaluate.test_sweep import SETTING, least_squares, quick, rates
 from tests.recipes.meta_runs import TINY
 
 __all__ = ["quick"]  # of every test here: compiling is most of the time
 SEEDS = (0, 1, 2, 3, 4)
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 41.10GiB.")
 GRID = rates(0.3, 0.2, 0.1, 0.05, 0.01)
-
-
-class Notes(Watcher):
-    def __init__(self):
-        super().__init__()
-        self.notes: list[str] = []
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def compared(folder, notes):
@@ -58,8 +50,11 @@ def reported(monkeypatch):
     monkeypatch.setattr("laconic.evaluate.report.write_report", lambda folder, records: None)
 
 
-def test_half_as_many():
-    assert [fewer(n) for n in (44, 5, 3, 2, 1)] == [22, 3, 2, 1, 0]
+def test_half_as_many(raises_clearly):
+    tried: list[int] = []
+    with raises_clearly("too large", "compute=bf16"):
+        in_parts(lambda at_once: _raise(FULL), 44, tried.append, "it is too large")
+    assert tried == [22, 11, 6, 3, 2, 1]
 
 
 @pytest.mark.usefixtures("reported")
