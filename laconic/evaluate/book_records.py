@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS
+from laconic.evaluate.origin import commits, devices, origins, started
 from laconic.evaluate.panels import Record, of_kind
 from laconic.evaluate.summary import MISSING, duration
 from laconic.store.runlog import read
@@ -137,7 +137,7 @@ def _run(path: Path, root: Path) -> Run:
     name = path.parent.relative_to(root).as_posix()
     name = path.parent.resolve().name if name == "." else name
     seconds = _seconds_inside(path.parent) if kind == "experiment" else _seconds(kind, records)
-    return Run(name, kind, path, records, _origin(records[0], seconds))
+    return Run(name, kind, path, records, _origin(records, seconds))
 
 
 def _kind(records: Sequence[Record]) -> str:
@@ -186,29 +186,17 @@ def _seconds_inside(folder: Path) -> float | None:
     return sum(_seconds(kind, records) for kind, records in done) if done else None
 
 
-def _origin(header: Record, seconds: float | None) -> Origin:
-    origin = header["provenance"]
-    return Origin(header["command"], _commit(origin), _device(origin), origin["started"], duration(seconds))
+def _origin(records: Sequence[Record], seconds: float | None) -> Origin:
+    return _words(records[0]["command"], origins(records), duration(seconds))
 
 
 def _measured(records: Sequence[Record]) -> Origin:
     """Of a benchmark, whose record may name no command: the script's is known from its name, if there is one."""
-    origins = [record.get("provenance", record) for record in records]
     name = records[0]["benchmark"]
     known = f"laconic bench {name}" if name in NO_SCRIPT else f"python benchmarks/{name.replace('-', '_')}.py"
-    commands, commits = _once(r.get("command", known) for r in records), _once(map(_commit, origins))
-    devices, started = _once(map(_device, origins)), _once(o["started"] for o in origins)
-    return Origin("\n".join(commands), ", ".join(commits), ", ".join(devices), ", ".join(started), MISSING)
+    commands = dict.fromkeys(record.get("command", known) for record in records)
+    return _words("\n".join(commands), [record.get("provenance", record) for record in records], MISSING)
 
 
-def _once(items: Any) -> list[str]:
-    return list(dict.fromkeys(items))
-
-
-def _commit(origin: Record) -> str:
-    return f"{origin['commit'] or MISSING}{', with uncommitted changes' if origin['dirty'] else ''}"
-
-
-def _device(origin: Record) -> str:
-    device = origin["device"]
-    return f"{device['count']} × {device['kind']} ({device['platform']}), {origin['host_cpus']} CPU cores"
+def _words(command: str, found: Sequence[Record], took: str) -> Origin:
+    return Origin(command, commits(found), devices(found), started(found), took)

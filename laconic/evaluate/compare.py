@@ -25,7 +25,7 @@ from laconic.evaluate.outcome import summarise
 from laconic.evaluate.run import Chunk, Diverged, Method, Setting, Simulation
 from laconic.evaluate.timing import Link, Traffic
 from laconic.store import checkpoint
-from laconic.store.runlog import RunLog, read
+from laconic.store.runlog import RunLog, changed_since, read
 from laconic.tasks.base import Task
 
 RECORDS, CHECKPOINT = "records.jsonl", "checkpoint.safetensors"
@@ -96,6 +96,7 @@ def run_comparison(
         if simulation.method.label not in finished:
             _warn_past_horizon(simulation, observer)
             record = _within_memory(simulation, place, options, observer, stop)
+            record |= changed_since(records[0].get("provenance"))
             log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record)
             (folder / CHECKPOINT).unlink(missing_ok=True)
     records = read(folder / RECORDS)

@@ -9,6 +9,7 @@ import numpy as np
 from laconic.errors import LaconicError
 from laconic.evaluate import figures, metrics
 from laconic.evaluate import report_page as html
+from laconic.evaluate.origin import commits, devices, origins, started, versions
 from laconic.evaluate.panels import (
     Panel,
     Record,
@@ -178,19 +179,14 @@ def _costs(records: Sequence[Record]) -> html.Table:
 
 def _origins(records: Sequence[Record]) -> str:
     run = of_kind(records, "run")[0]
-    task, origin = run["task"], run["provenance"]
-    changed = {True: ", with uncommitted changes", False: "", None: ""}[origin["dirty"]]
-    device = origin["device"]
+    found = origins(records)
     about = [
-        ("data", task["source"]),
-        ("classes", count(task["classes"])),
-        (
-            "device",
-            f"{device['count']} × {device['kind']} ({device['platform']}), {count(origin['host_cpus'])} CPU cores",
-        ),
-        ("commit", f"{origin['commit'] or MISSING}{changed}"),
-        ("versions", ", ".join(f"{name} {version or MISSING}" for name, version in origin["versions"].items())),
-        ("started", origin["started"]),
+        ("data", run["task"]["source"]),
+        ("classes", count(run["task"]["classes"])),
+        ("device", devices(found)),
+        ("commit", commits(found)),
+        ("versions", versions(found)),
+        ("started", started(found)),
         ("wall time", duration(sum(method["seconds"] for method in of_kind(records, "method")))),
     ]
     settings = [(name.replace("_", " "), _setting(value)) for name, value in run["config"].items()]

@@ -10,7 +10,7 @@ import jax
 
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import CHECKPOINT, RECORDS
-from laconic.store.runlog import provenance, read
+from laconic.store.runlog import DECISIVE, provenance, read
 from laconic.tasks.base import Task, count_parameters
 
 # What is read of these records, whoever takes a run up again.
@@ -88,6 +88,6 @@ def check_task(folder: Path, header: dict[str, Any], task: Task, source: str) ->
 def note_changes(header: dict[str, Any], note: Callable[[str], None]) -> None:
     """Say what is no longer as it was when the run began."""
     now, then = provenance(), header["provenance"]
-    for what in ("commit", "versions", "device"):
+    for what in DECISIVE:
         if now.get(what) != then.get(what):
             note(f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the last digits.")

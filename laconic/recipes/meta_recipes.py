@@ -106,7 +106,7 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     **_both("fmnist-hundredth", "for messages of the largest hundredth", replace(_TOP, compress="topk:0.01+ef")),
     **_both("cifar10-mlp2", "for CIFAR-10's 2-layer MLP", replace(_ELSEWHERE, tasks=("cifar10-mlp2",))),
     **_both(
-        "imagenet32-mlp2", "for the 2-layer MLP of ImageNet at 32×32", replace(_ELSEWHERE, tasks=("imagenet32-mlp2",))
+        "imagenet32-mlp3", "for the 3-layer MLP of ImageNet at 32×32", replace(_ELSEWHERE, tasks=("imagenet32-mlp3",))
     ),
     **_both("cifar10-cnn", "for CIFAR-10's CNN", _CNN, first="cifar10-mlp2"),
     "lopt-a-cifar10-cnn-again": ("a second, gentler cycle from a φ given by --init", _CNN_AGAIN),

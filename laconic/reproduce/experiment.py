@@ -34,10 +34,11 @@ class Learned:
 
 @dataclass(frozen=True)
 class Use:
-    """A learned optimizer as a row of a panel."""
+    """A learned optimizer as a row of a panel, at its own values unless `options` says otherwise: `scale=0.5,…`."""
 
     label: str
     learned: Learned
+    options: str = ""
 
 
 @dataclass(frozen=True)

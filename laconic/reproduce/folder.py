@@ -1,7 +1,7 @@
 """The folder of an experiment: its first and last record, and what the runs inside it have come to."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,8 @@ def done_parts(experiment: Experiment, folder: Path) -> list[str]:
     return [path.name for path in found] + counted + [row.sweep for row in experiment.sweeps if row.title in shown]
 
 
-def begun(folder: Path, config: Config) -> bool:
-    """Whether a run was begun in `folder`; with other settings than these it is refused.
+def begun(folder: Path, config: Config, besides: Collection[str] = ()) -> bool:
+    """Whether a run was begun in `folder`; with other settings than these, but for those of `besides`, it is refused.
 
     What a run that was killed while it made its folder left behind is cleared away.
     """
@@ -112,8 +112,8 @@ def begun(folder: Path, config: Config) -> bool:
     if first["kind"] != "run" or not isinstance(first.get("config"), dict):
         raise LaconicError(f"{folder} has lost the record of its settings; move it away to have it run anew.")
     theirs, ours = with_defaults(first["config"], config), plain(config)
-    decided = {"out"} | decided_by_data(config)
-    different = sorted(key for key in ours if key not in decided and _bare(theirs[key]) != _bare(ours[key]))
+    decided = {"out", *besides} | decided_by_data(config)
+    different = sorted(key for key in ours if key not in decided and bare(theirs[key]) != bare(ours[key]))
     if different:
         raise LaconicError(
             f"{folder} was begun with another {', '.join(different)}; move it away to have it run anew, or choose "
@@ -133,6 +133,13 @@ def decided_by_data(config: Config) -> set[str]:
     return {"local_steps"} if populated else set()
 
 
+def bare(value: Any) -> Any:
+    """A setting without the folder that optimizers lie in, which may be spelled in several ways."""
+    if isinstance(value, list):
+        return [bare(item) for item in value]
+    return value.rpartition("optimizers/")[2] if isinstance(value, str) else value
+
+
 def _records(folder: Path) -> list[Record]:
     records = read(folder / RECORDS) if (folder / RECORDS).is_file() else []
     check_records(folder / RECORDS, records)
@@ -141,10 +148,3 @@ def _records(folder: Path) -> list[Record]:
 
 def _kinds(folder: Path) -> list[str]:
     return [record["kind"] for record in _records(folder)]
-
-
-def _bare(value: Any) -> Any:
-    """A setting without the folder that optimizers lie in, which may be spelled in several ways."""
-    if isinstance(value, list):
-        return [item.rpartition("optimizers/")[2] if isinstance(item, str) else item for item in value]
-    return value

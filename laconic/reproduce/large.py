@@ -10,7 +10,7 @@ from laconic.reproduce.settings import FULL, both, by_recipe
 
 MEMORY = "compute=bf16,at_once=128"  # eight workers' activations in half the bytes; Adam's batch of 512 in quarters
 LARGE: CompareConfig = replace(FULL, seeds=3, seeds_at_once=1)
-META_TASK = "imagenet32-mlp2"
+META_TASK = "imagenet32-mlp3"
 # As many positions, patches and tokens as the paper's models work on: 16 × 16, 16 and 16.
 RESNET50 = f"imagenet32-resnet50:stem=pooled,{MEMORY}"
 VIT = "imagenet32-deit-tiny:patch=8,compute=bf16"
@@ -63,7 +63,7 @@ FIG_LARGE = Experiment(
     ),
     leaves_out=(
         f"{_INSTEAD}, and the text of Wikitext-2 for LM1B: they are small, and seen many times over. Three seeds.",
-        f"LOpt-A and LAgg-A are meta-trained on the 2-layer MLP of the same images ({META_TASK}). LOpt-A (general) is "
+        f"LOpt-A and LAgg-A are meta-trained on the 3-layer MLP of the same images ({META_TASK}). LOpt-A (general) is "
         "the published lopt-a-general, which was meta-trained on MLPs, CNNs and a small decoder.",
         f"Baselines are tuned on each task itself, by small grids of runs of {TUNED_FOR} rounds and one seed, and so "
         "are stronger than carried over from an MLP. SGD of K·H steps, which is no rival, is at the paper's 0.05 for "

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from laconic.evaluate.origin import origins
 from laconic.evaluate.panels import of_kind
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.scale import SMOKE_LINE, SMOKE_SIZES, SMOKE_TIMES
@@ -32,8 +33,8 @@ def notes(
     for name in sorted(name for name, file in record["optimizers"].items() if not file.endswith(".safetensors")):
         found.append(f"{name} is the published {record['optimizers'][name]}.")
     found += timing_notes(timed)
-    runs = [of_kind(records, "run")[0] for records in (*panels.values(), *timed.values())] or [record]
-    return found + list(dict.fromkeys(_origin(run["provenance"]) for run in runs))
+    made = [origin for records in (*panels.values(), *timed.values()) for origin in origins(records)]
+    return found + list(dict.fromkeys(map(_origin, made or [record["provenance"]])))
 
 
 def _origin(provenance: Record) -> str:

@@ -21,6 +21,7 @@ from laconic.recipes.meta_run import MetaObserver, Unwatched
 from laconic.recipes.meta_train import meta_train, resume_meta_train
 from laconic.recipes.sweep import resume_sweep, sweep
 from laconic.recipes.sweep_config import SweepConfig
+from laconic.reproduce.amend import amend
 from laconic.reproduce.compiling import compiled_for
 from laconic.reproduce.experiment import Experiment, Learned, Panel, TimingPanel, check_parts, narrowed, parts_of
 from laconic.reproduce.folder import begin, begun, conclude, done_parts, finished, read_header
@@ -180,16 +181,20 @@ def _obtain(learned: Learned, place: _Place) -> str:
 
 def with_learned(panel: Panel, files: dict[str, str]) -> CompareConfig:
     """The panel's comparison with its learned optimizers, each from its file or by its published name."""
-    more = tuple(f"{files[use.learned.name]}:label={use.label}" for use in panel.learned)
+    options = {use.label: f"{use.options}," if use.options else "" for use in panel.learned}
+    more = tuple(f"{files[use.learned.name]}:{options[use.label]}label={use.label}" for use in panel.learned)
     return replace(panel.config, optimizers=(*panel.config.optimizers, *more))
 
 
 def _run_panel(panel: Panel, files: dict[str, str], place: _Place) -> list[Record]:
     folder, config = place.folder / "panels" / panel.name, with_learned(panel, files)
-    there = begun(folder, config)
+    there = begun(folder, config, besides=("optimizers",))
+    changed = amend(folder, config) if there else None
 
     def run() -> list[Record]:
         with place.watching.compare(panel.title) as observer:
+            if changed is not None:
+                observer.note(changed)
             if there:
                 return resume(folder, observer=observer, stop=place.stop)[1]
             return compare(replace(config, out=folder), observer=observer, stop=place.stop)[1]

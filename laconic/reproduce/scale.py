@@ -11,7 +11,7 @@ from laconic.recipes.config import CompareConfig
 from laconic.recipes.grids import parse_grid
 from laconic.recipes.meta_config import MetaConfig
 from laconic.recipes.sweep_config import SweepConfig
-from laconic.reproduce.experiment import Experiment, Learned, Panel, SweepPanel, TimingPanel, Tuning, Use
+from laconic.reproduce.experiment import Experiment, Learned, Panel, SweepPanel, TimingPanel, Tuning
 from laconic.tasks.catalog import TASKS
 
 SCALES = ("smoke", "full")
@@ -129,7 +129,7 @@ def smoke_times(config: OverheadConfig) -> OverheadConfig:
 
 
 def _smoke_panel(panel: Panel) -> Panel:
-    learned = tuple(Use(use.label, _smoke_learned(use.learned)) for use in panel.learned)
+    learned = tuple(replace(use, learned=_smoke_learned(use.learned)) for use in panel.learned)
     config = smoke(panel.config)
     if not any(kind.startswith("test-") for kind in panel.shown):  # one look at the test set, which costs seconds
         config = replace(config, evaluate_every=ROUNDS)

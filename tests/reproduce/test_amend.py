@@ -1,0 +1,162 @@
+"""Rows that are added to an experiment that is done, or changed: the others are neither run again nor lost."""
+
+import shutil
+from dataclasses import replace
+
+import jax
+import pytest
+
+from laconic.evaluate.book_records import collect
+from laconic.reproduce import run
+from laconic.reproduce.amend import REPLACED
+from laconic.reproduce.experiment import Use
+from laconic.reproduce.run import carry_out
+from laconic.store import runlog
+from laconic.store.runlog import read, rewrite
+from tests.reproduce.made import DIGITS, SMALL, Watch, quickly
+
+THEN = {"commit": "a" * 40, "dirty": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    with jax.numpy_dtype_promotion("standard"), quickly():
+        yield
+
+
+def with_methods(*optimizers):
+    """An experiment of one panel with these methods."""
+    panel = replace(DIGITS.panels[1], config=replace(SMALL, optimizers=optimizers))
+    return replace(DIGITS, panels=(panel,), averaged=())
+
+
+LOCAL, SLOWMO = SMALL.optimizers
+FEDAVG = "fedavg:gamma=0.2,label=FedAvg"
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """Local SGD and SlowMo, as if by another commit → the folder."""
+    folder, _ = carry_out(with_methods(LOCAL, SLOWMO), "full", tmp_path_factory.mktemp("before") / "out")
+    path = folder / "panels" / "two" / "records.jsonl"
+    header, *rest = read(path)
+    rewrite(path, [{**header, "provenance": {**header["provenance"], **THEN}}, *rest])
+    return folder
+
+
+@pytest.fixture
+def folder(before, tmp_path):
+    shutil.copytree(before, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def panel_of(folder):
+    return read(folder / "panels" / "two" / "records.jsonl")
+
+
+def methods(folder):
+    return {record["label"]: record for record in panel_of(folder) if record["kind"] == "method"}
+
+
+def numbers(method):
+    return {key: value for key, value in method.items() if key != "provenance"}
+
+
+def test_a_new_row_is_run_alone_and_the_others_stay(folder):
+    old, watch = methods(folder), Watch()
+    _, record = carry_out(with_methods(LOCAL, SLOWMO, FEDAVG), "full", folder, watching=watch)
+    assert [label for _, label, _ in watch.begun] == ["FedAvg"]
+    now = methods(folder)
+    assert list(now) == ["Local SGD", "SlowMo", "FedAvg"]
+    assert [numbers(now[label]) for label in old] == list(old.values())
+    assert {row["label"] for row in record["rows"]} == set(now)
+    assert not (folder / "panels" / "two" / REPLACED).exists()
+
+
+def test_the_rows_are_what_one_comparison_of_all_would_have_given(folder, tmp_path):
+    asked = with_methods(LOCAL, SLOWMO, FEDAVG)
+    _, amended = carry_out(asked, "full", folder)
+    _, whole = carry_out(asked, "full", tmp_path / "whole")
+    assert amended["rows"] == whole["rows"]
+    theirs = panel_of(tmp_path / "whole")[0]
+    ours = panel_of(folder)[0]
+    assert {**ours["config"], "out": None} == {**theirs["config"], "out": None}
+    assert ours["command"] == theirs["command"].replace(str(tmp_path / "whole"), str(folder))
+
+
+def test_each_row_says_what_made_it(folder):
+    carry_out(with_methods(LOCAL, SLOWMO, FEDAVG), "full", folder)
+    header, *_ = panel_of(folder)
+    found = methods(folder)
+    assert header["provenance"]["commit"] != THEN["commit"]
+    assert [found[label]["provenance"]["commit"] for label in ("Local SGD", "SlowMo")] == [THEN["commit"]] * 2
+    assert "provenance" not in found["FedAvg"]  # the comparison's own
+    (of_panel,) = collect(folder / "panels").runs
+    assert THEN["commit"] in of_panel.origin.commit
+    assert str(header["provenance"]["commit"] or "–") in of_panel.origin.commit
+    assert THEN["commit"] in (folder / "table.md").read_text()
+
+
+def test_a_row_with_other_values_is_run_again_and_its_old_record_kept(folder):
+    old, watch = methods(folder), Watch()
+    carry_out(with_methods(LOCAL, "slowmo:gamma=0.2,label=SlowMo"), "full", folder, watching=watch)
+    assert [label for _, label, _ in watch.begun] == ["SlowMo"]
+    assert methods(folder)["SlowMo"]["train"] != old["SlowMo"]["train"]
+    (replaced,) = read(folder / "panels" / "two" / REPLACED)
+    assert numbers(replaced) == old["SlowMo"]
+    assert replaced["provenance"]["commit"] == THEN["commit"]
+
+
+def test_death_between_the_two_files_doubles_nothing(folder, monkeypatch):
+    changed = with_methods(LOCAL, "slowmo:gamma=0.2,label=SlowMo")
+
+    def dies(path, records):
+        if path.name == "records.jsonl":
+            raise KeyboardInterrupt
+        rewrite(path, records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("laconic.reproduce.amend.rewrite", dies)
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(changed, "full", folder)
+    carry_out(changed, "full", folder)
+    assert len(read(folder / "panels" / "two" / REPLACED)) == 1
+    assert list(methods(folder)) == ["Local SGD", "SlowMo"]
+
+
+def test_rows_in_another_order_are_run_no_more(folder):
+    watch = Watch()
+    carry_out(with_methods(SLOWMO, LOCAL), "full", folder, watching=watch)
+    assert watch.begun == []
+    assert panel_of(folder)[-1]["kind"] == "summary"
+
+
+def test_a_row_that_is_gone_is_refused_and_nothing_is_touched(folder, raises_clearly):
+    before = panel_of(folder)
+    with raises_clearly("another optimizers", "SlowMo", "--out"):
+        carry_out(with_methods(LOCAL, FEDAVG), "full", folder)
+    assert panel_of(folder) == before
+
+
+def test_a_method_under_way_is_finished_first(folder, raises_clearly):
+    (folder / "panels" / "two" / "checkpoint.safetensors").touch()
+    before = panel_of(folder)
+    with raises_clearly("under way", "--resume", "delete checkpoint.safetensors"):
+        carry_out(with_methods(LOCAL, SLOWMO, FEDAVG), "full", folder)
+    assert panel_of(folder) == before
+
+
+def test_a_method_that_another_commit_runs_says_so(folder, monkeypatch):
+    path = folder / "panels" / "two" / "records.jsonl"
+    rewrite(path, panel_of(folder)[:2])  # Local SGD is done, and all else lost
+    now = {**runlog.provenance(), "commit": "b" * 40}
+    monkeypatch.setattr(runlog, "provenance", lambda: now)
+    carry_out(with_methods(LOCAL, SLOWMO), "full", folder)
+    assert methods(folder)["SlowMo"]["provenance"] == now
+    assert "provenance" not in methods(folder)["Local SGD"]
+
+
+def test_a_learned_row_may_have_options():
+    uses = (*DIGITS.panels[0].learned, Use("LOpt (half)", DIGITS.panels[0].learned[0].learned, "scale=0.5,gamma=0.1"))
+    config = run.with_learned(replace(DIGITS.panels[0], learned=uses), {"lopt-digits": "zoo"})
+    assert config.optimizers[-2:] == ("zoo:label=LOpt", "zoo:scale=0.5,gamma=0.1,label=LOpt (half)")
