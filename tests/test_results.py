@@ -30,7 +30,8 @@ RUNS = sorted(
 SWEEPS = sorted(path.parent for path in (ROOT / "results").glob("sweeps/*/records.jsonl"))
 DOCS = (ROOT / "docs" / "results.md").read_text()
 LABELS = {"lopt-a": "LOpt-A", "lagg-a": "LAgg-A", "lopt": "LOpt", "lagg": "LAgg"}  # what experiments call them
-EXPERIMENTS = sorted(path.parent for path in (ROOT / "results" / "reproduce").glob("*-full/records.jsonl"))
+BEGUN = sorted((ROOT / "results" / "reproduce").glob("*-full/records.jsonl"))
+EXPERIMENTS = [path.parent for path in BEGUN if read(path)[-1]["kind"] == "experiment"]
 EXPLORED = sorted((ROOT / "results" / "meta").glob("explore-*"))
 
 
@@ -169,6 +170,20 @@ def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tm
     write_outcome(tmp_path, found, records[-1], panels, timed)
     assert [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("|")] == table
     assert "\n".join(table) in DOCS
+
+
+def test_the_docs_say_what_of_the_large_tasks_is_there():
+    folder = ROOT / "results" / "reproduce" / "fig-large-full"
+    assert BEGUN == sorted([*(run / "records.jsonl" for run in EXPERIMENTS), folder / "records.jsonl"])
+    done = [
+        record["label"] for record in read(folder / "panels" / "vit" / "records.jsonl") if record["kind"] == "method"
+    ]
+    assert done == ["Local SGD", "SlowMo"]
+    assert "two methods on the ViT" in " ".join(DOCS.split())
+    swept = {path.parent.name: read(path)[-1]["kind"] for path in folder.glob("sweeps/*/records.jsonl")}
+    assert swept == {
+        f"{task}-{method}": "ranking" for task in ("vit", "lm") for method in ("local-sgd", "slowmo", "adam")
+    }
 
 
 @pytest.mark.parametrize("run", EXPLORED, ids=lambda run: run.name)

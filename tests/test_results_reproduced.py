@@ -86,6 +86,37 @@ def test_five_panels_of_one_setting_agree():
     assert f"LOpt-A's are {min(speedups):.1f}× to {max(speedups):.1f}×" in WORDS
 
 
+def _peak(panel: str, label: str) -> str:
+    found = method_of(_panel(f"table-speedup-full/panels/{panel}"), label)
+    accuracy = np.mean(np.asarray(found["heldout"]["accuracy"], float), axis=0)
+    return f"{100 * accuracy.max():.1f} % in round {found['evaluated_at'][int(accuracy.argmax())]}"
+
+
+def test_when_test_accuracy_peaks_in_the_columns_of_the_first_table():
+    for panel, label in (("cifar10-mlp2", "LOpt-A"), ("cifar10-mlp2", "SlowMo"), ("cifar10-cnn", "LOpt-A")):
+        assert f"{label}'s is {_peak(panel, label)}" in WORDS or f"{label}'s {_peak(panel, label)}" in WORDS
+    assert f"LAgg-A's {_peak('cifar10-cnn', 'LAgg-A')}" in WORDS
+    lopt, lagg, local = (_peak("imagenet32-mlp3", label) for label in (*LEARNED, "Local SGD"))
+    assert f"too little for an MLP: {lopt} and {lagg}, local SGD's {local}" in WORDS
+
+
+def test_the_learned_optimizers_are_above_the_papers_in_every_column_of_the_first_table():
+    rows = read(_panel("table-speedup-full") / "records.jsonl")[-1]["rows"]
+    speedups = {(row["panel"], row["label"]): row for row in rows if row["metric"] == "speedup"}
+    ours = [row for (_, label), row in speedups.items() if label in LEARNED and row["in_paper"]]
+    assert len(ours) == 8  # three columns and their average
+    assert all(row["ours"] > row["paper"] for row in ours)
+    lopt, lagg, slowmo = (speedups["average", label] for label in (*LEARNED, "SlowMo"))
+    assert (
+        f"{lopt['ours']:.1f}× and {lagg['ours']:.1f}× instead of {lopt['paper']:.2f}× and {lagg['paper']:.2f}×" in WORDS
+    )
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{lopt['ours']:.1f}× (LOpt-A) and {lagg['ours']:.1f}× (LAgg-A) on average" in readme
+    lopt, lagg = (speedups["cifar10-cnn", label]["ours"] for label in LEARNED)
+    assert f"{lopt:.2f}× and {lagg:.2f}× on CIFAR-10's CNN" in readme
+    assert f"SlowMo's is {slowmo['ours']:.2f}× instead of {slowmo['paper']:.2f}×" in WORDS
+
+
 OVERHEAD = _panel("table-overhead-full")
 
 

@@ -25,7 +25,7 @@ from laconic.evaluate.outcome import summarise
 from laconic.evaluate.run import Chunk, Diverged, Method, Setting, Simulation
 from laconic.evaluate.timing import Link, Traffic
 from laconic.store import checkpoint
-from laconic.store.runlog import RunLog, changed_since, read
+from laconic.store.runlog import RunLog, changed_since, read, rewrite
 from laconic.tasks.base import Task
 
 RECORDS, CHECKPOINT = "records.jsonl", "checkpoint.safetensors"
@@ -101,8 +101,11 @@ def run_comparison(
             (folder / CHECKPOINT).unlink(missing_ok=True)
     records = read(folder / RECORDS)
     if records[-1]["kind"] != "summary":
-        methods_done = [r for r in records if r["kind"] == "method"]
-        log.append("summary", **summarise(methods_done, options.target_loss, options.link))
+        asked, found = [method.label for method in methods], [r for r in records if r["kind"] == "method"]
+        in_order = sorted(found, key=lambda method: asked.index(method["label"]))
+        if in_order != found:  # methods that were added to others, or run again, come where they were asked for
+            rewrite(log.path, [records[0], *in_order])
+        log.append("summary", **summarise(in_order, options.target_loss, options.link))
         records = read(folder / RECORDS)
     report.write_report(folder, records)
     return records

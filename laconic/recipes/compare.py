@@ -138,10 +138,12 @@ def _json(config: CompareConfig) -> dict[str, Any]:
 
 
 def _from_json(values: dict[str, Any], folder: Path) -> CompareConfig:
-    values = read_federated(values, str(folder))
-    known = {f.name for f in fields(CompareConfig)}
-    if set(values) != known:
-        wrong = sorted(set(values) ^ known)
+    values = {
+        **_json(CompareConfig()),
+        **read_federated(values, str(folder)),
+    }  # an older one may know fewer
+    wrong = sorted(set(values) - {f.name for f in fields(CompareConfig)})
+    if wrong:
         raise LaconicError(f"the settings in {folder} differ from this version's in {', '.join(wrong)}; start anew.")
     config = CompareConfig(**{**values, "optimizers": tuple(values["optimizers"]), "out": folder})
     for field in fields(CompareConfig):

@@ -336,6 +336,19 @@ def test_settings_of_a_wrong_type_are_refused(task, tmp_path, raises_clearly):
         resume(tmp_path / "run", task)
 
 
+def test_a_run_from_before_there_was_a_setting_goes_on_at_its_default(task, tmp_path, raises_clearly):
+    interrupted(task, tmp_path / "run")
+    path = tmp_path / "run" / RECORDS
+    text = path.read_text()
+    path.write_text(text.replace(', "seeds_at_once": 0', "", 1))
+    (tmp_path / "run" / CHECKPOINT).unlink()  # it belongs to the record as it was
+    _, records = resume(tmp_path / "run", task)
+    assert records[-1]["kind"] == "summary"
+    path.write_text(text.replace('"seeds_at_once": 0', '"seeds_at_twice": 0', 1))
+    with raises_clearly("seeds_at_twice", "start anew"):
+        resume(tmp_path / "run", task)
+
+
 def test_the_reference_is_local_sgd_by_name_not_by_label(task, tmp_path):
     optimizers = (
         "slowmo:gamma=0.02,label=local-sgd-like",

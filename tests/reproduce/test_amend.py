@@ -131,6 +131,13 @@ def test_rows_in_another_order_are_run_no_more(folder):
     assert panel_of(folder)[-1]["kind"] == "summary"
 
 
+def test_a_new_row_stands_where_it_was_asked_for(folder):
+    _, record = carry_out(with_methods(LOCAL, FEDAVG, SLOWMO), "full", folder)
+    assert list(methods(folder)) == ["Local SGD", "FedAvg", "SlowMo"]
+    assert [row["label"] for row in panel_of(folder)[-1]["rows"]] == ["Local SGD", "FedAvg", "SlowMo"]
+    assert list(dict.fromkeys(row["label"] for row in record["rows"])) == ["Local SGD", "FedAvg", "SlowMo"]
+
+
 def test_a_row_that_is_gone_is_refused_and_nothing_is_touched(folder, raises_clearly):
     before = panel_of(folder)
     with raises_clearly("another optimizers", "SlowMo", "--out"):

@@ -197,13 +197,14 @@ def test_federated_experiments_are_in_the_papers_setting():
     for panel in found.panels:
         assert (panel.config.workers, panel.config.federated.clients) == (10, 400)
         assert panel.config.evaluate_every == (5 if "cnn" in panel.name else 1)
-        (use,) = panel.learned
+        use, tuned = panel.learned
+        assert (use.options, tuned.learned) == ("", use.learned)
         (inner,) = use.learned.config.inners()
         assert (inner.federated, inner.task.partition(":")[0]) == (panel.config.federated, panel.config.task)
         assert (inner.workers, inner.batch) == (10, 20)
         assert use.learned.config.steps == (2000 if "fmnist" in panel.config.task else 500)
     assert "fedavgm:gamma=0.3,eta=1,beta=0.9,label=FedAvgM" in found.panels[2].config.optimizers
-    assert "scaffold:gamma=0.05,label=SCAFFOLD" in found.panels[3].config.optimizers
+    assert "scaffold:gamma=0.03,label=SCAFFOLD" in found.panels[3].config.optimizers
     assert [mix.federated.alpha for mix in EXPERIMENTS["fig-dirichlet"].mixes] == [100.0, 0.1]
     best = {row.title: row.paper for row in EXPERIMENTS["table-hparams"].sweeps if row.config.federated.active}
     assert best["CIFAR-10, CNN, α = 0.1, valid loss: FedAdagrad"] == {"gamma": 0.1, "eta": 0.1}
