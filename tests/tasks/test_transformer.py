@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from laconic.tasks import tower
-from laconic.tasks.transformer import blocks_of, causal, everywhere, rotary, through_blocks, turned
+from laconic.tasks.layers import fan_in_normals
+from laconic.tasks.transformer import block_shapes, blocks_of, causal, everywhere, rotary, through_blocks, turned
 from tests.outer.trees import QUICK
 from tests.tasks.slow_transformer import turn
 
@@ -72,3 +73,17 @@ def test_scanned_blocks_are_the_blocks_one_by_one(monkeypatch):
     assert len({leaf.shape for leaf in jax.tree.leaves(scanned[1][0])}) == 7  # gradients by block, none stacked
     for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(apart), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_keep_little_for_the_backward_pass(monkeypatch):
+    layers, hidden = 8, 16
+    blocks = blocks_of(fan_in_normals(jax.random.key(0), *block_shapes(hidden, 2, layers)), heads=2)
+    x = normal(1, 32, 9, hidden)
+
+    def temporaries():
+        slopes = jax.jit(jax.grad(lambda blocks: jnp.sum(through_blocks(blocks, x, everywhere) ** 2)))
+        return slopes.lower(blocks).compile().memory_analysis().temp_size_in_bytes
+
+    lean = temporaries()
+    monkeypatch.setattr(jax, "checkpoint", lambda step, **options: step)
+    assert lean < 0.6 * temporaries()
