@@ -50,7 +50,8 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
     about = {"config": plain(config), "command": command_of(config), "provenance": provenance()}
     rewrite(folder / RECORDS, [{**header, **about}, *stays])
     new = [label for label in ours if label not in {method["label"] for method in stays}]
-    return f"{len(stays)} methods of {folder} stay as they are; to be run: {', '.join(new) or 'nothing'}."
+    kept = ", ".join(method["label"] for method in stays) or "nothing"
+    return f"kept in {folder}: {kept}; to be run: {', '.join(new) or 'nothing'}."
 
 
 def _set_aside(folder: Path, methods: list[Record]) -> None:
