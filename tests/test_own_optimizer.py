@@ -188,7 +188,7 @@ def test_an_experiment_is_carried_out_with_it(command, tmp_path, monkeypatch, ra
     assert f"| Two | {NAME} | " in (folder / "table.md").read_text()
     assert NAME in (folder / "figure.svg").read_text()
     monkeypatch.delitem(OUTER, NAME)  # whoever goes on without the file is told what has changed
-    with raises_clearly("another optimizers"):
+    with raises_clearly("other optimizers"):
         resume_experiment(folder)
 
 

@@ -73,6 +73,29 @@ def test_the_learned_server_is_tuned_on_the_baselines_terms(task, alpha):
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
 
 
+def test_the_docs_say_what_tuning_changed():
+    changed = {}
+    for (task, alpha), options in LEARNED.items():
+        card = cards()[RECIPE[task] + ("-homogeneous" if alpha == "100" else "")]
+        asked = numbers_of(f"it:{options}")
+        usual = {"gamma": card.local["learning_rate"], "scale": 1.0, "weight_decay": 0.0}
+        changed[task, alpha] = {name: value for name, value in asked.items() if value != usual[name]}
+    assert changed == {
+        ("fmnist-mlp2", "100"): {"scale": 0.3, "weight_decay": 0.003},
+        ("fmnist-mlp2", "0.1"): {"scale": 0.3, "weight_decay": 0.003},
+        ("cifar10-cnn", "100"): {"gamma": 0.1},
+        ("cifar10-cnn", "0.1"): {},
+    }
+    twice = [[_means(PANELS / "cifar10-cnn-alpha0.1", label, window).mean() for label in OURS] for window in WINDOWS]
+    early, late = (100 * abs(one - other) for one, other in twice)
+    assert f"α = 0.1 show: {early:.2f} and {late:.2f} points" in WORDS
+    again = RESULTS / "federated-variants"
+    for alpha, label in (("100", "trained at 0.1"), ("0.1", "trained at 0.3")):
+        for window in WINDOWS:
+            first = _means(PANELS / f"fmnist-mlp2-alpha{alpha}", "FedLOpt", window).mean()
+            assert abs(first - _means(again / f"fmnist-mlp2-alpha{alpha}", label, window).mean()) < 1e-4
+
+
 @pytest.mark.parametrize("task", RECIPE.values())
 def test_cards_say_what_to_use_in_long_runs(task):
     for alpha, name in (("0.1", task), ("100", f"{task}-homogeneous")):

@@ -90,19 +90,21 @@ def run_comparison(
     """Run every method that `folder` has no record of, write the summary and the report → all records."""
     observer = observer or Silent()
     log, records = RunLog(folder / RECORDS), read(folder / RECORDS)
+    since = changed_since(records[0].get("provenance"))
     finished = {r["label"] for r in records if r["kind"] == "method"}
     place = _Place(folder / CHECKPOINT, hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(), finished)
     for simulation, sizes in prepare(task, methods, setting, options):
         if simulation.method.label not in finished:
             _warn_past_horizon(simulation, observer)
             record = _within_memory(simulation, place, options, observer, stop)
-            record |= changed_since(records[0].get("provenance"))
-            log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record)
+            log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record, **since)
             (folder / CHECKPOINT).unlink(missing_ok=True)
     records = read(folder / RECORDS)
     if records[-1]["kind"] != "summary":
-        asked, found = [method.label for method in methods], [r for r in records if r["kind"] == "method"]
-        in_order = sorted(found, key=lambda method: asked.index(method["label"]))
+        (folder / CHECKPOINT).unlink(missing_ok=True)  # left over if a run died between record and clean-up
+        place_of = {method.label: i for i, method in enumerate(methods)}
+        found = [r for r in records if r["kind"] == "method"]
+        in_order = sorted(found, key=lambda method: place_of.get(method["label"], len(methods)))
         if in_order != found:  # methods that were added to others, or run again, come where they were asked for
             rewrite(log.path, [records[0], *in_order])
         log.append("summary", **summarise(in_order, options.target_loss, options.link))

@@ -37,4 +37,4 @@ def started(origins: Iterable[Record]) -> str:
 
 
 def _once(items: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(items))
+    return "; ".join(dict.fromkeys(items))

@@ -24,6 +24,7 @@ from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source
 from laconic.workers import worker_mesh
 
+ADDED = ("missing", "seeds_at_once")  # settings that there were none of in the first records
 OWN_TASK = "given by the caller"  # where the data of a task of one's own comes from
 
 
@@ -88,6 +89,14 @@ def resume(
     return folder, run_comparison(task, methods, setting, folder, options, observer, stop)
 
 
+def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[str]:
+    """Refuse what a comparison in `folder` could not be taken up with → the labels of its methods."""
+    setting, options, methods = _parsed(config)
+    task, source = make_task_and_source(config.task)
+    check_task(folder, header, task, source)
+    return [simulation.method.label for simulation, _ in prepare(task, methods, setting, options)]
+
+
 def _header(folder: Path) -> dict[str, Any]:
     """The run record that a folder begins with; anything else is refused."""
     path, records = folder / RECORDS, read_run(folder)
@@ -138,11 +147,9 @@ def _json(config: CompareConfig) -> dict[str, Any]:
 
 
 def _from_json(values: dict[str, Any], folder: Path) -> CompareConfig:
-    values = {
-        **_json(CompareConfig()),
-        **read_federated(values, str(folder)),
-    }  # an older one may know fewer
-    wrong = sorted(set(values) - {f.name for f in fields(CompareConfig)})
+    default = _json(CompareConfig())
+    values = {**{name: default[name] for name in ADDED}, **read_federated(values, str(folder))}
+    wrong = sorted(set(values) ^ set(default))
     if wrong:
         raise LaconicError(f"the settings in {folder} differ from this version's in {', '.join(wrong)}; start anew.")
     config = CompareConfig(**{**values, "optimizers": tuple(values["optimizers"]), "out": folder})

@@ -40,7 +40,8 @@ def notes(
 def _origin(provenance: Record) -> str:
     """Where and when something was measured; of one commit, device and day it is said once."""
     commit, device = provenance["commit"] or "unknown", provenance["device"]["kind"]
-    return f"Commit {commit}, {device}, {provenance['started'][:10]}."
+    changed = " with uncommitted changes" if provenance["dirty"] else ""
+    return f"Commit {commit}{changed}, {device}, {provenance['started'][:10]}."
 
 
 def diverged(title: str, records: Sequence[Record]) -> list[str]:

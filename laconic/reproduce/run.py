@@ -5,7 +5,7 @@ The folder holds `records.jsonl` (a "run" record, an "experiment" record at the 
 where it stopped, and the table and figure that are made of their records.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -119,10 +119,10 @@ def carry_out(
     begin(experiment, scale, folder)
     whole = parts_of(experiment)
     experiment = narrowed(experiment, {*panels, *done_parts(experiment, folder)} if panels else set(whole))
-    place = _Place(folder, scale, watching or Nobody(), stop)
+    place, asked = _Place(folder, scale, watching or Nobody(), stop), set(panels or whole)
     files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
     sought = _run_tunings(experiment, scale, place)
-    compared = {p.name: _run_panel(with_tuned(p, sought), files, place) for p in experiment.panels}
+    compared = {p.name: _run_panel(with_tuned(p, sought), files, place, asked) for p in experiment.panels}
     timed = {timing.name: _run_timing(timing, place) for timing in experiment.timings}
     recorded = {name: find_sweep(config) for name, config in full.items()}
     sweeps = {row.sweep: row.config for row in experiment.sweeps}
@@ -186,9 +186,12 @@ def with_learned(panel: Panel, files: dict[str, str]) -> CompareConfig:
     return replace(panel.config, optimizers=(*panel.config.optimizers, *more))
 
 
-def _run_panel(panel: Panel, files: dict[str, str], place: _Place) -> list[Record]:
+def _run_panel(panel: Panel, files: dict[str, str], place: _Place, asked: Collection[str]) -> list[Record]:
+    """The comparison's records; one that is done and not asked for is as it is, whatever methods it has by now."""
     folder, config = place.folder / "panels" / panel.name, with_learned(panel, files)
     there = begun(folder, config, besides=("optimizers",))
+    if panel.name not in asked:
+        return read(folder / RECORDS)
     changed = amend(folder, config) if there else None
 
     def run() -> list[Record]:

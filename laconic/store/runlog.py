@@ -24,7 +24,7 @@ Json = Any  # what `json` can write: None, bool, int, float, str, and lists and 
 
 DIGITS = 6  # significant digits kept of array values; Python floats are kept whole
 LIBRARIES = ("jax", "jaxlib", "optax", "equinox", "numpy")
-DECISIVE = ("commit", "versions", "device")  # what of a provenance may change results
+DECISIVE = ("commit", "dirty", "versions", "device")  # what of a provenance may change results
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -118,7 +118,7 @@ def provenance() -> dict[str, Json]:
 
 
 def changed_since(then: Mapping[str, Json] | None) -> dict[str, Json]:
-    """`provenance()` under its name where commit, versions or device are no longer those of `then`, else nothing."""
+    """`provenance()` under its name where what is `DECISIVE` is no longer as it was `then`, else nothing."""
     now = provenance()
     same = then is None or all(now[what] == then.get(what) for what in DECISIVE)
     return {} if same else {"provenance": now}

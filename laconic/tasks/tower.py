@@ -3,9 +3,6 @@
 Each block keeps parameters of its own. The learned optimizers normalise their features over one tensor, so layers
 stacked into a single tensor would be trained by another rule than the same layers apart. They are stacked only inside
 the forward pass, for `scan` to walk over: that costs a copy of the weights a step and saves most of the compile time.
-
-Of each block only what its matrix products give is kept for the backward pass. All else is cheaper to compute again
-than to write out and read back: of a ViT of DeiT-tiny's size that is half the bytes and less than half the memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,12 +22,7 @@ def through(blocks: Sequence[Block], x: jax.Array, states: Sequence[Any], step: 
     if len(blocks) < SCAN_FROM:
         return one_by_one(blocks, x, states, step)
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-    lean = jax.checkpoint(
-        lambda x, pair: step(pair[0], x, pair[1]),
-        policy=jax.checkpoint_policies.dots_saveable,
-        prevent_cse=False,  # nothing to merge with across the steps of a scan
-    )
-    x, after = jax.lax.scan(lean, x, (stack(blocks), stack(states)))
+    x, after = jax.lax.scan(lambda x, pair: step(pair[0], x, pair[1]), x, (stack(blocks), stack(states)))
     return x, [jax.tree.map(lambda leaf, i=i: leaf[i], after) for i in range(len(blocks))]
 
 

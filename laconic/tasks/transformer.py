@@ -96,5 +96,14 @@ def blocks_of(weights: Sequence[jax.Array], heads: int) -> tuple[Block, ...]:
 
 
 def through_blocks(blocks: Sequence[Block], x_BTD: jax.Array, attend: Attend) -> jax.Array:
-    """All blocks in turn."""
-    return through(blocks, x_BTD, [()] * len(blocks), lambda block, x, state: (block(x, attend), state))[0]
+    """All blocks in turn.
+
+    Of each only what its matrix products give is kept for the backward pass: all else is cheaper to compute again than
+    to write out and read back.
+    """
+    lean = jax.checkpoint(
+        lambda block, x, state: (block(x, attend), state),
+        policy=jax.checkpoint_policies.dots_saveable,
+        prevent_cse=False,  # nothing to merge with across the steps of a scan
+    )
+    return through(blocks, x_BTD, [()] * len(blocks), lean)[0]

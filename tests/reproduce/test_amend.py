@@ -82,18 +82,19 @@ def test_the_rows_are_what_one_comparison_of_all_would_have_given(folder, tmp_pa
     ours = panel_of(folder)[0]
     assert {**ours["config"], "out": None} == {**theirs["config"], "out": None}
     assert ours["command"] == theirs["command"].replace(str(tmp_path / "whole"), str(folder))
+    assert (folder / "panels" / "two" / "command.txt").read_text() == ours["command"] + "\n"
 
 
 def test_each_row_says_what_made_it(folder):
     carry_out(with_methods(LOCAL, SLOWMO, FEDAVG), "full", folder)
     header, *_ = panel_of(folder)
-    found = methods(folder)
-    assert header["provenance"]["commit"] != THEN["commit"]
-    assert [found[label]["provenance"]["commit"] for label in ("Local SGD", "SlowMo")] == [THEN["commit"]] * 2
-    assert "provenance" not in found["FedAvg"]  # the comparison's own
+    found, now = methods(folder), runlog.provenance()["commit"]
+    assert header["provenance"]["commit"] == THEN["commit"] != now
+    assert [label for label in found if "provenance" in found[label]] == ["FedAvg"]
+    assert found["FedAvg"]["provenance"]["commit"] == now
     (of_panel,) = collect(folder / "panels").runs
-    assert THEN["commit"] in of_panel.origin.commit
-    assert str(header["provenance"]["commit"] or "–") in of_panel.origin.commit
+    assert of_panel.origin.commit.split("; ")[0] == THEN["commit"]
+    assert str(now or "–") in of_panel.origin.commit.split("; ")[1]
     assert THEN["commit"] in (folder / "table.md").read_text()
 
 
@@ -140,9 +141,54 @@ def test_a_new_row_stands_where_it_was_asked_for(folder):
 
 def test_a_row_that_is_gone_is_refused_and_nothing_is_touched(folder, raises_clearly):
     before = panel_of(folder)
-    with raises_clearly("another optimizers", "SlowMo", "--out"):
+    with raises_clearly("other optimizers", "SlowMo", "--out"):
         carry_out(with_methods(LOCAL, FEDAVG), "full", folder)
     assert panel_of(folder) == before
+
+
+REFUSED = [
+    ((LOCAL, SLOWMO, "slowmo:gamma=0.2,label=SlowMo"), ["same label"]),
+    ((LOCAL, SLOWMO, "slomo"), ["slomo"]),
+]
+
+
+@pytest.mark.parametrize(("optimizers", "parts"), REFUSED)
+def test_what_could_not_be_run_is_refused_and_nothing_is_touched(optimizers, parts, folder, raises_clearly):
+    before = panel_of(folder)
+    with raises_clearly(*parts):
+        carry_out(with_methods(*optimizers), "full", folder)
+    assert panel_of(folder) == before
+    assert not (folder / "panels" / "two" / REPLACED).exists()
+
+
+def test_other_data_is_refused_and_nothing_is_touched(folder, raises_clearly):
+    path = folder / "panels" / "two" / "records.jsonl"
+    header, *rest = panel_of(folder)
+    rewrite(path, [{**header, "task": {**header["task"], "source": "elsewhere"}}, *rest])
+    before = panel_of(folder)
+    with raises_clearly("was begun on", "elsewhere"):
+        carry_out(with_methods(LOCAL, SLOWMO, FEDAVG), "full", folder)
+    assert panel_of(folder) == before
+
+
+def test_panels_that_are_not_asked_for_stay_as_they_are(folder):
+    asked = with_methods(LOCAL, SLOWMO, FEDAVG)
+    another = replace(asked.panels[0], name="three", config=replace(SMALL, optimizers=(LOCAL,)))
+    before, watch = panel_of(folder), Watch()
+    _, record = carry_out(
+        replace(asked, panels=(*asked.panels, another)), "full", folder, panels=["three"], watching=watch
+    )
+    assert panel_of(folder) == before
+    assert [label for _, label, _ in watch.begun] == ["Local SGD"]
+    assert {(row["panel"], row["label"]) for row in record["rows"]} >= {("two", "SlowMo"), ("three", "Local SGD")}
+
+
+def test_a_checkpoint_that_was_left_over_is_cleared_away(folder):
+    path = folder / "panels" / "two" / "records.jsonl"
+    rewrite(path, panel_of(folder)[:-1])  # died before the summary
+    (folder / "panels" / "two" / "checkpoint.safetensors").touch()
+    carry_out(with_methods(LOCAL, SLOWMO), "full", folder)
+    assert not (folder / "panels" / "two" / "checkpoint.safetensors").exists()
 
 
 def test_a_method_under_way_is_finished_first(folder, raises_clearly):
