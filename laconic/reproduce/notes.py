@@ -40,7 +40,7 @@ def notes(
 def _origin(provenance: Record) -> str:
     """Where and when something was measured; of one commit, device and day it is said once."""
     commit, device = provenance["commit"] or "unknown", provenance["device"]["kind"]
-    changed = " with uncommitted changes" if provenance["dirty"] else ""
+    changed = " with uncommitted changes" if provenance.get("dirty") else ""
     return f"Commit {commit}{changed}, {device}, {provenance['started'][:10]}."
 
 
