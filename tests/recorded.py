@@ -26,6 +26,12 @@ def mean_curve(folder: Path, label: str) -> np.ndarray:
     return np.convolve(train_losses(folder, label).mean(axis=0), np.full(10, 0.1), "valid")
 
 
+def peak(method: dict[str, Any]) -> tuple[float, int]:
+    """The best mean over seeds of a method's test accuracy, and the round it is in."""
+    curve = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)
+    return float(curve.max()), method["evaluated_at"][int(curve.argmax())]
+
+
 def benchmark(name: str) -> dict[str, Any]:
     """The record of a benchmark, by its file's name."""
     return json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text())

@@ -21,7 +21,7 @@ from laconic.reproduce.scale import at_scale
 from laconic.reproduce.timings import timing_rows
 from laconic.store.runlog import plain, read
 from laconic.zoo import Card, load, published
-from tests.recorded import benchmark, mean_curve, method_of, numbers_of
+from tests.recorded import benchmark, mean_curve, method_of, numbers_of, peak
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(
@@ -66,7 +66,7 @@ def test_the_readme_rounds_nothing_up():
 
 @pytest.mark.parametrize("name", ["round-cpu", "round-h200"])
 def test_the_docs_show_the_benchmarks(name):
-    figures = benchmark(f"{name}")
+    figures = benchmark(name)
     docs = (ROOT / "docs" / "results.md").read_text()
     for key in ("round_ratio", "server_step_speedup", "temporary_bytes_per_parameter", "server_step_seconds"):
         assert f"| {figures[key]} |" in docs
@@ -208,8 +208,7 @@ def test_the_docs_peaks_of_test_accuracy_are_the_records():
     docs = (ROOT / "docs" / "results.md").read_text()
     for record in read(ROOT / "results" / "fmnist-learned" / "records.jsonl"):
         if record["kind"] == "method" and record["method"] in ("slowmo", "lopt-a-fmnist", "lagg-a-fmnist"):
-            curve = np.mean(np.asarray(record["heldout"]["accuracy"], float), axis=0)
-            assert f"{100 * curve.max():.2f} %" in docs, record["label"]
+            assert f"{100 * peak(record)[0]:.2f} %" in docs, record["label"]
 
 
 def _label(name: str, card: Card) -> str:
@@ -239,9 +238,7 @@ def test_a_card_says_in_which_round_test_accuracy_is_best(name):
     for round_ in map(int, said):
         folder = ROOT / "results" / Path(card.results[0]["record"]).parent
         label = _label(name, card) if "reproduce" in folder.parts else name
-        found = method_of(folder, label)
-        curve = np.mean(np.asarray(found["heldout"]["accuracy"], float), axis=0)
-        assert round_ == found["evaluated_at"][int(np.argmax(curve))]
+        assert round_ == peak(method_of(folder, label))[1]
 
 
 ROWS = [line for line in DOCS.splitlines() if re.match(r"\| \w+-\w+ \| \d+ \| \d+ \|", line)]

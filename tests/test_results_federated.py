@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from laconic.evaluate.sweep_report import ranking_table
-from laconic.reproduce.federated import LEARNED, RECIPE, TUNED
+from laconic.reproduce.federated import LEARNED, TUNED, recipe_for
 from laconic.store.runlog import read
 from laconic.zoo import cards
 from tests.recorded import method_of, numbers_of
@@ -63,8 +63,7 @@ def _check_sweep(name: str, alpha: str, spec: str) -> None:
 
 @pytest.mark.parametrize(("task", "alpha"), LEARNED)
 def test_the_learned_server_is_tuned_on_the_baselines_terms(task, alpha):
-    name = RECIPE[task] + ("-homogeneous" if alpha == "100" else "")
-    _check_sweep(f"{task}-alpha{alpha}-fedlopt", alpha, f"{name}:{LEARNED[task, alpha]}")
+    _check_sweep(f"{task}-alpha{alpha}-fedlopt", alpha, f"{recipe_for(task, alpha)}:{LEARNED[task, alpha]}")
     ours, theirs = (
         read(RESULTS / "sweeps" / f"{task}-alpha{alpha}-{method}" / "records.jsonl")[0]["config"]
         for method in ("fedlopt", "fedavg")
@@ -76,7 +75,7 @@ def test_the_learned_server_is_tuned_on_the_baselines_terms(task, alpha):
 def test_the_docs_say_what_tuning_changed():
     changed = {}
     for (task, alpha), options in LEARNED.items():
-        card = cards()[RECIPE[task] + ("-homogeneous" if alpha == "100" else "")]
+        card = cards()[recipe_for(task, alpha)]
         asked = numbers_of(f"it:{options}")
         usual = {"gamma": card.local["learning_rate"], "scale": 1.0, "weight_decay": 0.0}
         changed[task, alpha] = {name: value for name, value in asked.items() if value != usual[name]}
@@ -96,14 +95,12 @@ def test_the_docs_say_what_tuning_changed():
             assert abs(first - _means(again / f"fmnist-mlp2-alpha{alpha}", label, window).mean()) < 1e-4
 
 
-@pytest.mark.parametrize("task", RECIPE.values())
-def test_cards_say_what_to_use_in_long_runs(task):
-    for alpha, name in (("0.1", task), ("100", f"{task}-homogeneous")):
-        panel = PANELS / f"{next(key for key, value in RECIPE.items() if value == task)}-alpha{alpha}"
-        before, after = (100 * _means(panel, label, WINDOWS[1]).mean() for label in OURS)
-        told = " ".join(cards()[name].limits)
-        said = f"test accuracy over rounds 951-1000 is then {after:.2f} % instead of {before:.2f} %."
-        assert (said in told) == ("In long runs use it with" in told) == (after > before)
+@pytest.mark.parametrize(("task", "alpha"), LEARNED)
+def test_cards_say_what_to_use_in_long_runs(task, alpha):
+    before, after = (100 * _means(PANELS / f"{task}-alpha{alpha}", label, WINDOWS[1]).mean() for label in OURS)
+    told = " ".join(cards()[recipe_for(task, alpha)].limits)
+    said = f"test accuracy over rounds 951-1000 is then {after:.2f} % instead of {before:.2f} %."
+    assert (said in told) == ("In long runs use it with" in told) == (after > before)
 
 
 @pytest.mark.parametrize(("task", "alpha"), TUNED)

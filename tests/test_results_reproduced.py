@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from laconic.store.runlog import read
-from tests.recorded import mean_curve, method_of, train_losses
+from tests.recorded import mean_curve, method_of, peak, train_losses
 
 ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / "docs" / "results.md").read_text()
@@ -51,9 +51,8 @@ def test_what_compressed_messages_cost(share, label):
     found, reached = method_of(_panel(panel), label), mean_curve(_panel(panel), label).min() <= 0.2
     rounds = _rounds(panel, label, 0.2) if reached else "–"
     megabytes = f"{rounds * found['traffic']['sent_bits'] / 8e6:.3g}" if reached else "–"
-    accuracy = np.mean(np.asarray(found["heldout"]["accuracy"], float), axis=0)
-    best = f"{100 * accuracy.max():.2f} % | {found['evaluated_at'][int(accuracy.argmax())]}"
-    assert f"| {share} | {label} | {rounds} | {megabytes} | {best} |\n" in DOCS
+    best, when = peak(found)
+    assert f"| {share} | {label} | {rounds} | {megabytes} | {100 * best:.2f} % | {when} |\n" in DOCS
 
 
 SPIKES = [("0.1", "with spikes in nine of ten runs", 9), ("0.01", "at 1 % five runs", 5)]
@@ -87,9 +86,8 @@ def test_five_panels_of_one_setting_agree():
 
 
 def _peak(panel: str, label: str) -> str:
-    found = method_of(_panel(f"table-speedup-full/panels/{panel}"), label)
-    accuracy = np.mean(np.asarray(found["heldout"]["accuracy"], float), axis=0)
-    return f"{100 * accuracy.max():.1f} % in round {found['evaluated_at'][int(accuracy.argmax())]}"
+    best, when = peak(method_of(_panel(f"table-speedup-full/panels/{panel}"), label))
+    return f"{100 * best:.1f} % in round {when}"
 
 
 def test_when_test_accuracy_peaks_in_the_columns_of_the_first_table():

@@ -40,6 +40,10 @@ class Use:
     learned: Learned
     options: str = ""
 
+    def spec(self, file: str) -> str:
+        """The row as `laconic compare` is told it, given the optimizer's file or published name."""
+        return f"{file}:{','.join([*filter(None, [self.options]), f'label={self.label}'])}"
+
 
 @dataclass(frozen=True)
 class Tuning:

@@ -92,8 +92,13 @@ def population(alpha: str) -> Federated:
     return Federated(400, float(alpha))
 
 
+def recipe_for(task: str, alpha: str) -> str:
+    """The recipe, and the published optimizer, for a population of that task."""
+    return RECIPE[task] + ("-homogeneous" if alpha == "100" else "")
+
+
 def _learned(task: str, alpha: str) -> tuple[Use, Use]:
-    found = by_recipe(RECIPE[task] + ("-homogeneous" if alpha == "100" else ""))
+    found = by_recipe(recipe_for(task, alpha))
     return Use("FedLOpt", found), Use("FedLOpt (tuned)", found, LEARNED[task, alpha])
 
 

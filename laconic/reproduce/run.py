@@ -181,8 +181,7 @@ def _obtain(learned: Learned, place: _Place) -> str:
 
 def with_learned(panel: Panel, files: dict[str, str]) -> CompareConfig:
     """The panel's comparison with its learned optimizers, each from its file or by its published name."""
-    options = {use.label: f"{use.options}," if use.options else "" for use in panel.learned}
-    more = tuple(f"{files[use.learned.name]}:{options[use.label]}label={use.label}" for use in panel.learned)
+    more = tuple(use.spec(files[use.learned.name]) for use in panel.learned)
     return replace(panel.config, optimizers=(*panel.config.optimizers, *more))
 
 
