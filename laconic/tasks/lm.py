@@ -59,11 +59,28 @@ class Decoder(eqx.Module):
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         """Integers [B, T] with T ≤ context → logits [B, T, vocabulary]."""
-        # a product: indexing has a slow scatter as gradient, whose order of summation is anybody's guess on a GPU
-        x_BTD = jax.nn.one_hot(tokens_BT, self.tokens.shape[0], dtype=self.tokens.dtype) @ self.tokens
+        x_BTD = looked_up(self.tokens, tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions[None, : tokens_BT.shape[1]]
         return self.head(self.norm(through_blocks(self.blocks, x_BTD, self.attend)))
+
+
+@jax.custom_vjp
+def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """Rows of the table. The gradient is a product with one-hot vectors.
+
+    The derivative of indexing is a scatter, which is slow and whose order of summation is anybody's guess on a GPU.
+    """
+    return table_VD[tokens_BT]
+
+
+def _looked_up_backward(kept: tuple[jax.Array, jax.Array], g_BTD: jax.Array) -> tuple[jax.Array, None]:
+    table_VD, tokens_BT = kept
+    one_hot_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=g_BTD.dtype)
+    return jnp.einsum("btv,btd->vd", one_hot_BTV, g_BTD), None
+
+
+looked_up.defvjp(lambda table, tokens: (looked_up(table, tokens), (table, tokens)), _looked_up_backward)
 
 
 def next_tokens(batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from laconic.errors import LaconicError, require_positive
 from laconic.tasks.layers import LayerNorm, Linear
+from laconic.tasks.short_attention import has_kernel, short_attention
 from laconic.tasks.tower import through
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # q, k, v [B, T, N, E] → [B, T, N, E]
@@ -78,6 +79,8 @@ class Block(eqx.Module):
     def _attend(self, qkv: jax.Array, attend: Attend) -> jax.Array:
         B, T, threefold = qkv.shape
         hidden = threefold // 3
+        if attend in (everywhere, causal) and has_kernel(T, hidden // self.heads, qkv.dtype):
+            return short_attention(self.heads, attend is causal)(qkv)
         by_head = [part.reshape(B, T, self.heads, hidden // self.heads) for part in jnp.split(qkv, 3, axis=-1)]
         return attend(*by_head).reshape(B, T, hidden)
 

@@ -40,10 +40,9 @@ def gradient_of(task):
 
 
 def types_of_products(jaxpr):
-    """The result types of all matrix products in a program, those inside loops too."""
-    return {
-        str(eqn.outvars[0].aval.dtype) for eqn in every_equation(jaxpr.jaxpr) if eqn.primitive.name == "dot_general"
-    }
+    """The types of what matrix products multiply in a program, those inside loops too."""
+    products = [eqn for eqn in every_equation(jaxpr.jaxpr) if eqn.primitive.name == "dot_general"]
+    return {str(factor.aval.dtype) for eqn in products for factor in eqn.invars}
 
 
 def every_equation(jaxpr):

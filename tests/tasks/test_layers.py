@@ -25,7 +25,7 @@ def reference_conv(x, weight, stride):
 
 
 SIZES = [(8, 8), (7, 7), (9, 6), (1, 2)]
-KERNELS = [(3, 3), (2, 5)]
+KERNELS = [(3, 3), (2, 5), (7, 7), (5, 6)]  # the large ones by tiles at stride 2
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -40,9 +40,9 @@ def test_convolution_equals_xlas(stride):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("size", [8, 7])
-def test_convolutions_gradients_equal_xlas_under_vmap(size, stride):
-    x, weight = normal(1, 3, 2, size, size, 3), normal(2, 3, 3, 3, 3, 4) / 3
+@pytest.mark.parametrize(("size", "side"), [(8, 3), (7, 3), (9, 7)])
+def test_convolutions_gradients_equal_xlas_under_vmap(size, side, stride):
+    x, weight = normal(1, 3, 2, size, size, 3), normal(2, 3, side, side, 3, 4) / side
 
     def gradients(conv):
         loss = lambda x, weight: jnp.mean(jnp.sin(conv(x, weight, stride)))

@@ -1,0 +1,95 @@
+"""What half precision has of its own in layers: sums as products with ones, and gradients written out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from laconic.tasks.layers import Statistics, affine, batch_normal, column_sums, normalise, shifted
+from laconic.tasks.lm import looked_up
+
+HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def half(x):
+    return jnp.asarray(x, jnp.bfloat16)
+
+
+def exact(x):
+    return np.asarray(x, np.float64)
+
+
+def test_column_sums_of_every_worker():
+    x_WBTD = half(normal(0, 3, 40, 7, 5))
+    got = jax.jit(jax.vmap(column_sums))(x_WBTD)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, exact(x_WBTD).sum((1, 2)), rtol=1e-5, atol=1e-4)
+
+
+def test_column_sums_pass_on_what_is_not_a_number():
+    x = normal(0, 6, 3)
+    x[0, 0], x[2, 1] = np.nan, np.inf
+    np.testing.assert_array_equal(np.isfinite(column_sums(half(x))), [False, False, True])
+
+
+def cases():
+    """(function, its formula in float64-able JAX, arguments, which of them are sums of rounded products)."""
+    y, g = normal(1, 3, 64, 4, 6) * 2 + 1, normal(2, 3, 64, 4, 6)
+    scale, shift = 1 + normal(3, 3, 6) / 3, normal(4, 3, 6)
+    plain_affine = lambda x, scale, shift: x * scale[None, None] + shift[None, None]
+    plain_shifted = lambda y, bias: y + bias[None, None]
+
+    def plain_normal(y, scale, shift):
+        wide = y.astype(jnp.float32)
+        by = Statistics(jnp.mean(wide, (0, 1)), jnp.var(wide, (0, 1)))
+        return normalise(wide, by, scale, shift)
+
+    own_normal = lambda y, scale, shift: batch_normal(y, scale, shift)[0]
+    return {
+        "affine": (affine, plain_affine, (y, scale, shift), g),
+        "shifted": (shifted, plain_shifted, (half(y), shift), half(g)),
+        "batch normal": (own_normal, plain_normal, (half(y), scale, shift), half(g)),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_results_and_gradients_are_those_of_the_formula(name):
+    own, plain, arguments, g = cases()[name]
+
+    def both(function, dtype):
+        def one(g, *arguments):
+            out, back = jax.vjp(function, *arguments)
+            return out, back(g.astype(out.dtype))
+
+        cast = [jnp.asarray(a, dtype) if dtype is not None else a for a in arguments]
+        return jax.jit(jax.vmap(one))(g, *cast)
+
+    mine, slopes = both(own, None)
+    theirs, expected = both(plain, jnp.float32)
+    np.testing.assert_allclose(exact(mine), exact(theirs), rtol=2 * HALF, atol=2 * HALF)
+    np.testing.assert_allclose(exact(slopes[0]), exact(expected[0]), rtol=2 * HALF, atol=4 * HALF)
+    for a, b in zip(slopes[1:], expected[1:], strict=True):  # sums: what is rounded is small beside them
+        assert a.dtype == jnp.float32
+        assert np.linalg.norm(exact(a) - exact(b)) < HALF * np.linalg.norm(exact(b))
+
+
+def test_statistics_of_a_batch():
+    y = half(normal(5, 64, 4, 4, 6) * 3 + 2)
+    _, by = jax.jit(batch_normal)(y, jnp.ones(6), jnp.zeros(6))
+    flat = exact(y).reshape(-1, 6)
+    np.testing.assert_allclose(by.mean, flat.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(by.var, flat.var(0), rtol=2e-3)  # of squares that are rounded, one by one
+
+
+def test_looking_up_is_indexing_and_so_is_its_gradient():
+    table, tokens, g = normal(0, 11, 4), np.random.default_rng(1).integers(0, 11, (3, 9)), normal(2, 3, 9, 4)
+    for function in (looked_up, lambda table, tokens: table[tokens]):
+        out, back = jax.vjp(lambda table, f=function: f(table, tokens), table)
+        np.testing.assert_array_equal(out, table[tokens])
+        expected = np.zeros((11, 4))
+        np.add.at(expected, tokens, g)
+        np.testing.assert_allclose(back(g)[0], expected, rtol=1e-5, atol=1e-6)

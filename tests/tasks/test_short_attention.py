@@ -1,0 +1,92 @@
+"""The kernel for few positions, in Pallas's interpreter, against loops in float64 and against JAX's own derivative."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from laconic.tasks import short_attention as module
+from laconic.tasks.short_attention import has_kernel, short_attention
+from laconic.tasks.transformer import blocks_of, causal, everywhere
+
+HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
+SIZES = [(17, 3, 64, False), (16, 4, 16, True), (5, 2, 16, True), (33, 1, 32, False)]  # T, N, E, causal
+
+
+def drawn(T, N, E):
+    return jnp.asarray(np.random.default_rng(T).normal(size=(2, 3, T, 3 * N * E)), jnp.bfloat16)
+
+
+def by_loops(qkv, heads, only_back):
+    """One example, one head, one position at a time."""
+    B, T, threefold = qkv.shape
+    hidden, size = threefold // 3, threefold // 3 // heads
+    out = np.zeros((B, T, hidden))
+    for b, n, t in np.ndindex(B, heads, T):
+        part = lambda i, s, b=b, n=n: qkv[b, s, i * hidden + n * size : i * hidden + (n + 1) * size]
+        seen = range(t + 1 if only_back else T)
+        scores = np.array([part(0, t) @ part(1, s) / math.sqrt(size) for s in seen])
+        weights = np.exp(scores - scores.max())
+        out[b, t, n * size : (n + 1) * size] = sum(
+            w * part(2, s) for w, s in zip(weights / weights.sum(), seen, strict=True)
+        )
+    return out
+
+
+@pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES)
+def test_every_workers_attention_against_loops(T, N, E, only_back):
+    qkv = drawn(T, N, E)
+    got = jax.vmap(short_attention(N, only_back, interpret=True))(qkv)
+    assert got.dtype == jnp.bfloat16
+    for mine, given in zip(got, qkv, strict=True):
+        expected = by_loops(np.asarray(given, np.float64), N, only_back)
+        np.testing.assert_allclose(np.asarray(mine, np.float64), expected, atol=2 * HALF, rtol=2 * HALF)
+
+
+@pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES)
+def test_its_gradient_against_the_derivative_of_the_plain_formula(T, N, E, only_back):
+    qkv = drawn(T, N, E)
+    g = jnp.asarray(np.random.default_rng(9).normal(size=(2, 3, T, N * E)), jnp.bfloat16)
+
+    def plain(qkv):
+        parts = [part.reshape(3, T, N, E) for part in jnp.split(qkv, 3, axis=-1)]
+        return (causal if only_back else everywhere)(*parts).reshape(3, T, N * E)
+
+    mine = jax.vjp(jax.vmap(short_attention(N, only_back, interpret=True)), qkv)[1](g)[0]
+    theirs = jax.vjp(jax.vmap(plain), qkv.astype(jnp.float32))[1](g.astype(jnp.float32))[0]
+    mine, theirs = np.asarray(mine, np.float64), np.asarray(theirs, np.float64)
+    assert np.linalg.norm(mine - theirs) < HALF * np.linalg.norm(theirs)
+
+
+def test_only_gpus_half_precision_and_few_positions_have_it(monkeypatch):
+    assert not has_kernel(16, 16, jnp.bfloat16)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert has_kernel(16, 16, jnp.bfloat16)
+    assert has_kernel(64, 128, jnp.bfloat16)
+    for T, E, dtype in ((16, 16, jnp.float32), (65, 16, jnp.bfloat16), (16, 8, jnp.bfloat16), (16, 48, jnp.bfloat16)):
+        assert not has_kernel(T, E, dtype)
+
+
+@pytest.mark.parametrize("attend", [causal, everywhere])
+def test_a_block_takes_it_where_it_is(attend, monkeypatch):
+    weights = [
+        np.random.default_rng(i).normal(size=shape) / 6
+        for i, shape in enumerate([(32, 96), (32, 32), (32, 128), (128, 32)])
+    ]
+    (block,) = blocks_of([jnp.asarray(w, jnp.bfloat16) for w in weights], heads=2)
+    x = jnp.asarray(np.random.default_rng(5).normal(size=(2, 7, 32)), jnp.bfloat16)
+    without = block(x, attend)
+    calls = []
+
+    def kernel(heads, only_back):
+        calls.append(only_back)
+        return module.short_attention(heads, only_back, interpret=True)
+
+    monkeypatch.setattr("laconic.tasks.transformer.has_kernel", lambda *sizes: True)
+    monkeypatch.setattr("laconic.tasks.transformer.short_attention", kernel)
+    np.testing.assert_allclose(
+        np.asarray(block(x, attend), np.float64), np.asarray(without, np.float64), atol=8 * HALF, rtol=4 * HALF
+    )
+    assert calls == [attend is causal]
