@@ -50,7 +50,8 @@ def test_no_learned_run_diverges_and_the_general_one_jumps():
         for label in LEARNED:
             assert not any(method_of(FOLDER / "panels" / panel, label)["diverged"])
     late = train_losses(FOLDER / "panels" / "lm", "LOpt-A (general)")[:, 300:].max(axis=1)
-    assert np.count_nonzero(late > 7) == 1
+    rises = np.diff(train_losses(FOLDER / "panels" / "lm", "LOpt-A (general)"), axis=1) > 4
+    assert rises.sum(axis=1).tolist() == [3, 0, 0]
     jumps = f"one seed jumps three times on the decoder, to a loss of up to {late.max():.1f}"
     assert f"None of their runs diverges, but of `lopt-a-general` {jumps}" in TOLD
 
@@ -65,4 +66,5 @@ def test_of_resnet_50_the_grids_and_two_methods_are_there():
     assert f"local SGD is at a train loss of {ends['Local SGD'].mean():.2f}" in TOLD
     each = "{:.2f}, {:.2f} and {:.2f}".format(*ends["LOpt-A"])
     assert f"LOpt-A at {ends['LOpt-A'].mean():.2f} (three seeds, {each})" in TOLD
-    assert np.mean(method_of(folder, "LOpt-A")["heldout"]["loss"], axis=0)[-1] > 1000
+    tests = [f"{seed[-1]:,.0f}" for seed in method_of(folder, "LOpt-A")["heldout"]["loss"]]
+    assert "Its test losses are {}, {} and {}:".format(*tests) in TOLD

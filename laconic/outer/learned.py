@@ -26,6 +26,7 @@ from laconic.outer.layout import Split
 from laconic.outer.stacks import Tensor
 from laconic.outer.tensor import Theta, tensor_step
 from laconic.outer.tiles import default_tiles
+from laconic.units import has_units
 
 PATHS = {
     "auto": "passes on NVIDIA GPUs since Ampere for models from 4 M parameters on, otherwise tensorwise",
@@ -231,15 +232,9 @@ def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
             "choose path='auto'."
         )
     if path == "auto":
-        path = "passes" if can and backend == "gpu" and sum(sizes) >= LARGE and _has_units() else "tensorwise"
+        path = "passes" if can and backend == "gpu" and sum(sizes) >= LARGE and has_units() else "tensorwise"
     _say(spec.architecture, path, backend)
     return path
-
-
-def _has_units() -> bool:
-    """Whether the GPU is of NVIDIA's and multiplies bfloat16 matrices: compute capability 8.0 or more."""
-    major = str(getattr(jax.devices()[0], "compute_capability", "")).split(".")[0]
-    return major.isdigit() and int(major) >= 8
 
 
 @cache

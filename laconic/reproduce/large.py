@@ -19,7 +19,7 @@ _INSTEAD = "Tiny-ImageNet at 32×32 (200 classes) stands in for ImageNet, unless
 
 # --- generalisation to large tasks ------------------------------------------------------------------------------------
 
-# For each task 4 + 6 + 4 runs of one seed, one after the other, and short: whole ones take minutes of a large GPU.
+# For each task 4 + 6 + 4 runs of one seed, and short: whole ones take minutes of a large GPU.
 TUNED_FOR, RESNET50_FOR = 300, 150
 GRIDS = {
     "Local SGD": ("local-sgd", ("gamma=1,0.5,0.3,0.1",)),
@@ -70,8 +70,7 @@ FIG_LARGE = Experiment(
         "rival, is at the paper's 0.05 for the MLP.",
         "At half the paper's side of images the ViT has patches of 8, so that it sees 16 of them, as it would at 64×64 "
         "with patches of 16. ResNet-50 is as it is, so that its stages see 8×8 to 1×1 positions instead of 16×16 to "
-        "2×2. "
-        "The language model has 16 tokens of context, as in the authors' code, of a vocabulary of 4096 instead of "
+        "2×2. The language model has 16 tokens of context, as in the authors' code, of a vocabulary of 4096 instead of "
         "32,000, and learned positions.",
         "All three compute in bfloat16 with float32 weights; ResNet-50 takes Adam's gradient 128 images at a time.",
     ),

@@ -10,16 +10,15 @@ done with them are float32 whatever the type, for bfloat16 has three digits.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from laconic.tasks.half import EPSILON, Statistics, by_own_statistics, normalise, plus_bias, scaled_and_shifted
+
 FEW_CHANNELS = 8
-EPSILON = 1e-5  # beside a variance
-ROWS_OF_ONES = 8  # fewer would be no matrix product to XLA, but a sum again
 
 
 def fan_in_normals(key: jax.Array, *shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -34,50 +33,6 @@ def fan_in_normals(key: jax.Array, *shapes: tuple[int, ...]) -> list[jax.Array]:
     ]
 
 
-def along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
-    """A vector, shaped to meet the last axis of `like`."""
-    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
-
-
-@jax.custom_vjp
-def affine(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
-    """x · scale + shift along the last axis, for x that half precision was made of or will be.
-
-    The gradients of both vectors are sums over all other axes. Matrix units take them here, as products with ones.
-    """
-    return x * along_last(scale, x) + along_last(shift, x)
-
-
-def _affine_forward(x: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple[jax.Array, Any]:
-    return affine(x, scale, shift), (x, scale)
-
-
-def _affine_backward(kept: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x, scale = kept
-    return g * along_last(scale, g), column_sums(g * x), column_sums(g)
-
-
-affine.defvjp(_affine_forward, _affine_backward)
-
-
-@jax.custom_vjp
-def shifted(y: jax.Array, bias: jax.Array) -> jax.Array:
-    """y + bias along the last axis, in y's half precision; the bias's gradient as `affine` has it."""
-    return y + along_last(bias, y).astype(y.dtype)
-
-
-shifted.defvjp(lambda y, bias: (shifted(y, bias), None), lambda _, g: (g, column_sums(g)))
-
-
-def column_sums(x: jax.Array) -> jax.Array:
-    """[..., D] → [D], the sums over all other axes in float32, of what half precision keeps of each number."""
-    flat = x.reshape(-1, x.shape[-1]).astype(jnp.bfloat16)
-    # One that comes from the data has the data's axes under `vmap`: a constant would have its product transpose them.
-    one = jnp.where(flat[0, 0] > 0, 1.0, 1.0).astype(flat.dtype)
-    ones = jnp.broadcast_to(one, (ROWS_OF_ONES, flat.shape[0]))
-    return jnp.dot(ones, flat, preferred_element_type=jnp.float32)[0]
-
-
 class Linear(eqx.Module):
     """x W + b, for any number of leading axes."""
 
@@ -89,8 +44,7 @@ class Linear(eqx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., in] → [..., out]."""
-        y = x @ self.weight
-        return shifted(y, self.bias) if y.dtype == jnp.bfloat16 else y + along_last(self.bias, y)
+        return plus_bias(x @ self.weight, self.bias)
 
 
 Convolve = Callable[[jax.Array, jax.Array, int], jax.Array]  # (images BHWC, kernel HWIO, stride)
@@ -168,8 +122,7 @@ class Conv(eqx.Module):
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         """[B, H, W, in] → [B, ⌈H/stride⌉, ⌈W/stride⌉, out]."""
-        y = same_conv(x_BHWC, self.weight, self.stride)
-        return y + along_last(self.bias, y).astype(y.dtype)
+        return plus_bias(same_conv(x_BHWC, self.weight, self.stride), self.bias)
 
 
 class LayerNorm(eqx.Module):
@@ -186,53 +139,7 @@ class LayerNorm(eqx.Module):
         wide = x.astype(jnp.float32)
         mean, var = jnp.mean(wide, -1, keepdims=True), jnp.var(wide, -1, keepdims=True)
         normal = (wide - mean) * jax.lax.rsqrt(var + EPSILON)
-        if x.dtype == jnp.bfloat16:
-            return affine(normal, self.scale, self.shift).astype(x.dtype)
-        return normal * along_last(self.scale, x) + along_last(self.shift, x)
-
-
-class Statistics(NamedTuple):
-    """The running mean and (biased) variance of each channel: model state, not parameters."""
-
-    mean: jax.Array
-    var: jax.Array
-
-
-def normalise(y: jax.Array, by: Statistics, scale: jax.Array, shift: jax.Array) -> jax.Array:
-    """Each channel brought from that mean and variance to 0 and 1, scaled and shifted."""
-    factor = scale * jax.lax.rsqrt(by.var + EPSILON)
-    wide = y.astype(jnp.float32)
-    return ((wide - along_last(by.mean, y)) * along_last(factor, y) + along_last(shift, y)).astype(y.dtype)
-
-
-@jax.custom_vjp
-def batch_normal(y: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple[jax.Array, Statistics]:
-    """Half precision normalised by its own statistics, which are given too, as numbers: no gradient comes from them.
-
-    Sums over the batch are products with ones, and the backward pass takes two of them, where a derivative of the
-    formulas would take five.
-    """
-    count = y.size // y.shape[-1]
-    mean = column_sums(y) / count
-    var = column_sums(jnp.square(y.astype(jnp.float32) - along_last(mean, y))) / count
-    return normalise(y, by := Statistics(mean, var), scale, shift), by
-
-
-def _batch_normal_forward(y: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple[Any, Any]:
-    out, by = batch_normal(y, scale, shift)
-    return (out, by), (y, by, scale)
-
-
-def _batch_normal_backward(kept: Any, given: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    (y, by, scale), g = kept, given[0].astype(jnp.float32)
-    count, steep = y.size // y.shape[-1], jax.lax.rsqrt(by.var + EPSILON)
-    normal = (y.astype(jnp.float32) - along_last(by.mean, y)) * along_last(steep, y)
-    to_scale, to_shift = column_sums(g * normal), column_sums(given[0])
-    apart = g - along_last(to_shift / count, y) - normal * along_last(to_scale / count, y)
-    return (apart * along_last(scale * steep, y)).astype(y.dtype), to_scale, to_shift
-
-
-batch_normal.defvjp(_batch_normal_forward, _batch_normal_backward)
+        return scaled_and_shifted(normal, self.scale, self.shift, x.dtype)
 
 
 class ConvNorm(eqx.Module):
@@ -256,11 +163,7 @@ class ConvNorm(eqx.Module):
     def train(self, x_BHWC: jax.Array, running: Statistics) -> tuple[jax.Array, Statistics]:
         """Normalise by the batch's own statistics; the running ones keep 0.9 of themselves."""
         y = self.convolve(x_BHWC, self.weight, self.stride)
-        if y.dtype == jnp.bfloat16:
-            y, batch = batch_normal(y, self.scale, self.shift)
-        else:
-            batch = Statistics(jnp.mean(y, (0, 1, 2)), jnp.var(y, (0, 1, 2)))
-            y = normalise(y, batch, self.scale, self.shift)
+        y, batch = by_own_statistics(y, self.scale, self.shift)
         return y, jax.tree.map(lambda old, new: self.keep * old + (1 - self.keep) * new, running, batch)
 
     def infer(self, x_BHWC: jax.Array, running: Statistics) -> jax.Array:

@@ -17,36 +17,60 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from laconic.units import has_units
+
 LONGEST, WIDEST = 32, 64  # positions and head size that one warp keeps in its registers
 NARROWEST = 16  # a side of what matrix units multiply
 WARPS = 1  # of an H200: with two or four, both passes together took longer at T = 17, E = 64 and no less at T = E = 16
 
 
 def has_kernel(T: int, E: int, dtype: Any) -> bool:
-    """Whether there is a GPU and its kernel is made for these: half precision, few positions, a power of two as E."""
-    if jax.default_backend() != "gpu":
+    """Whether there is a GPU for it and it is made for these: half precision, few positions, a power of two as E."""
+    if jax.default_backend() != "gpu" or not has_units():
         return False
     return dtype == jnp.bfloat16 and T <= LONGEST and NARROWEST <= E <= WIDEST and E & (E - 1) == 0
 
 
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # q, k, v [B, T, N, E] → [B, T, N, E]
+
+
 @cache
-def short_attention(heads: int, causal: bool, interpret: bool = False) -> Callable[[jax.Array], jax.Array]:
-    """(queries, keys and values side by side [B, T, 3·D]) → [B, T, D]; every position sees all, or those up to it."""
+def short_attention(formula: Attend, heads: int, causal: bool, interpret: bool = False) -> Callable[..., jax.Array]:
+    """(queries, keys and values side by side [B, T, 3·D]) → [B, T, D]; every position sees all, or those up to it.
+
+    `formula` says the same in JAX. Whoever differentiates the gradient again, as meta-training by backpropagation does,
+    differentiates that.
+    """
+
+    def plain(qkv: jax.Array) -> jax.Array:
+        B, T, threefold = qkv.shape
+        parts = [part.reshape(B, T, heads, -1) for part in jnp.split(qkv, 3, axis=-1)]
+        return formula(*parts).reshape(B, T, threefold // 3)
+
+    def plain_slope(qkv: jax.Array, g_BTD: jax.Array) -> jax.Array:
+        return jax.vjp(plain, qkv)[1](g_BTD)[0]
 
     @jax.custom_vjp
     def attend(qkv: jax.Array) -> jax.Array:
-        B, T, threefold = qkv.shape
-        out = jax.ShapeDtypeStruct((B, T, threefold // 3), qkv.dtype)
-        return _call(_forward, "attention", heads, causal, interpret, out, qkv)
+        return _call(_forward, "attention", heads, causal, interpret, jax.eval_shape(plain, qkv), qkv)
 
-    def forward(qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return attend(qkv), qkv
+    @jax.custom_vjp
+    def slope(qkv: jax.Array, g_BTD: jax.Array) -> jax.Array:
+        return _call(
+            _backward,
+            "attention_gradient",
+            heads,
+            causal,
+            interpret,
+            jax.eval_shape(plain_slope, qkv, g_BTD),
+            qkv,
+            g_BTD,
+        )
 
-    def backward(qkv: jax.Array, g_BTD: jax.Array) -> tuple[jax.Array]:
-        out = jax.ShapeDtypeStruct(qkv.shape, qkv.dtype)
-        return (_call(_backward, "attention_gradient", heads, causal, interpret, out, qkv, g_BTD),)
-
-    attend.defvjp(forward, backward)
+    attend.defvjp(lambda qkv: (attend(qkv), qkv), lambda qkv, g_BTD: (slope(qkv, g_BTD),))
+    slope.defvjp(
+        lambda qkv, g_BTD: (slope(qkv, g_BTD), (qkv, g_BTD)), lambda kept, h: jax.vjp(plain_slope, *kept)[1](h)
+    )
     return attend
 
 

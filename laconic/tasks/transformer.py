@@ -4,7 +4,7 @@ Letters: B batch, T S time, D hidden size, N heads, E head size.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -12,10 +12,9 @@ import jax.numpy as jnp
 
 from laconic.errors import LaconicError, require_positive
 from laconic.tasks.layers import LayerNorm, Linear
-from laconic.tasks.short_attention import has_kernel, short_attention
+from laconic.tasks.short_attention import Attend, has_kernel, short_attention
 from laconic.tasks.tower import through
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # q, k, v [B, T, N, E] → [B, T, N, E]
 ROTARY_BASE = 10_000.0
 
 
@@ -80,7 +79,7 @@ class Block(eqx.Module):
         B, T, threefold = qkv.shape
         hidden = threefold // 3
         if attend in (everywhere, causal) and has_kernel(T, hidden // self.heads, qkv.dtype):
-            return short_attention(self.heads, attend is causal)(qkv)
+            return short_attention(attend, self.heads, attend is causal)(qkv)
         by_head = [part.reshape(B, T, self.heads, hidden // self.heads) for part in jnp.split(qkv, 3, axis=-1)]
         return attend(*by_head).reshape(B, T, hidden)
 

@@ -226,7 +226,7 @@ def test_two_models_in_a_vmap():
 def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     choose = lambda path, spec, *sizes: learned.choose(path, spec, sizes)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(learned, "_has_units", lambda: True)
+    monkeypatch.setattr(learned, "has_units", lambda: True)
     learned._say.cache_clear()
     with caplog.at_level(logging.INFO, "laconic"):
         assert [choose("passes", LOPT_A, 1000, 1) for _ in range(2)] == ["passes", "passes"]
@@ -246,9 +246,9 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     assert choose("passes", LOPT_A, *vectors) == "passes"
     with raises_clearly("are below", "path='auto'"):
         choose("passes", LOPT_A, *vectors, *vectors)
-    monkeypatch.setattr(learned, "_has_units", lambda: False)
+    monkeypatch.setattr(learned, "has_units", lambda: False)
     assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
-    monkeypatch.setattr(learned, "_has_units", lambda: True)
+    monkeypatch.setattr(learned, "has_units", lambda: True)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
 
@@ -256,11 +256,11 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
 @pytest.mark.parametrize(("capability", "has"), [("9.0", True), ("10.3", True), ("7.5", False), ("gfx90a", False)])
 def test_which_gpus_have_the_units(capability, has, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
-    assert learned._has_units() is has
+    assert learned.has_units() is has
 
 
 def test_a_cpu_has_no_such_units():
-    assert not learned._has_units()
+    assert not learned.has_units()
 
 
 def test_half_has_no_first_layer_on_ordinary_units(raises_clearly):

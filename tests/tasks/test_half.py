@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.tasks.layers import Statistics, affine, batch_normal, column_sums, normalise, shifted
+from laconic.tasks import half as module
+from laconic.tasks.half import Statistics, affine, batch_normal, column_sums, normalise, shifted
+from laconic.tasks.layers import Conv, ConvNorm, LayerNorm, Linear
 from laconic.tasks.lm import looked_up
 
 HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
@@ -37,7 +39,7 @@ def test_column_sums_pass_on_what_is_not_a_number():
 
 
 def cases():
-    """(function, its formula in float64-able JAX, arguments, which of them are sums of rounded products)."""
+    """(function, its formula, arguments, what the result's gradient is)."""
     y, g = normal(1, 3, 64, 4, 6) * 2 + 1, normal(2, 3, 64, 4, 6)
     scale, shift = 1 + normal(3, 3, 6) / 3, normal(4, 3, 6)
     plain_affine = lambda x, scale, shift: x * scale[None, None] + shift[None, None]
@@ -93,3 +95,42 @@ def test_looking_up_is_indexing_and_so_is_its_gradient():
         expected = np.zeros((11, 4))
         np.add.at(expected, tokens, g)
         np.testing.assert_allclose(back(g)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_normals_second_derivative_is_the_formulas(monkeypatch):
+    """As meta-training by backpropagation takes it. With exact sums, so that only the rule itself is compared."""
+    monkeypatch.setattr(module, "column_sums", lambda x: jnp.sum(x.reshape(-1, x.shape[-1]), axis=0))
+    y, g, scale, shift = normal(1, 32, 6), normal(2, 32, 6), 1 + normal(3, 6) / 3, normal(4, 6)
+
+    def plain(y, scale, shift):
+        return normalise(y, Statistics(jnp.mean(y, 0), jnp.var(y, 0)), scale, shift)
+
+    def twice(function):
+        slopes = lambda y, scale: jax.grad(lambda y, scale: jnp.sum(jnp.sin(function(y, scale, shift)) * g), (0, 1))(
+            y, scale
+        )
+        return jax.grad(lambda y, scale: sum(jnp.sum(jnp.cos(s)) for s in slopes(y, scale)), (0, 1))(y, scale)
+
+    mine, theirs = twice(lambda *a: batch_normal(*a)[0]), twice(plain)
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_layers_give_the_type_they_are_given_and_statistics_in_float32(dtype):
+    weight, kernel = jnp.asarray(normal(0, 6, 4), dtype), jnp.asarray(normal(0, 3, 3, 6, 4), dtype)
+    x = jnp.asarray(300 * normal(1, 8, 4, 4, 6), dtype)
+    for layer in (Linear(weight), LayerNorm(6), Conv(kernel, 1)):
+        assert layer(x).dtype == dtype
+    layer = ConvNorm(kernel, 1)
+    out, running = layer.train(x, layer.begin())
+    assert out.dtype == dtype
+    for value in running:
+        assert value.dtype == jnp.float32
+        assert np.all(np.isfinite(value))
+
+
+def test_a_bias_in_half_precision_has_a_gradient_in_it():
+    y, bias = half(normal(0, 5, 4)), half(normal(1, 4))
+    slopes = jax.grad(lambda *a: jnp.sum(shifted(*a).astype(jnp.float32)), (0, 1))(y, bias)
+    assert [s.dtype for s in slopes] == [jnp.bfloat16] * 2

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from laconic.tasks import short_attention as module
 from laconic.tasks.short_attention import has_kernel, short_attention
@@ -13,6 +15,14 @@ from laconic.tasks.transformer import blocks_of, causal, everywhere
 
 HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
 SIZES = [(17, 3, 64, False), (16, 4, 16, True), (5, 2, 16, True), (32, 1, 32, False)]  # T, N, E, causal
+
+
+def formula(only_back):
+    return causal if only_back else everywhere
+
+
+def kernel(N, only_back):
+    return short_attention(formula(only_back), N, only_back, interpret=True)
 
 
 def drawn(T, N, E):
@@ -38,7 +48,7 @@ def by_loops(qkv, heads, only_back):
 @pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES)
 def test_every_workers_attention_against_loops(T, N, E, only_back):
     qkv = drawn(T, N, E)
-    got = jax.vmap(short_attention(N, only_back, interpret=True))(qkv)
+    got = jax.vmap(kernel(N, only_back))(qkv)
     assert got.dtype == jnp.bfloat16
     for mine, given in zip(got, qkv, strict=True):
         expected = by_loops(np.asarray(given, np.float64), N, only_back)
@@ -50,19 +60,49 @@ def test_its_gradient_against_the_derivative_of_the_plain_formula(T, N, E, only_
     qkv = drawn(T, N, E)
     g = jnp.asarray(np.random.default_rng(9).normal(size=(2, 3, T, N * E)), jnp.bfloat16)
 
-    def plain(qkv):
-        parts = [part.reshape(3, T, N, E) for part in jnp.split(qkv, 3, axis=-1)]
-        return (causal if only_back else everywhere)(*parts).reshape(3, T, N * E)
-
-    mine = jax.vjp(jax.vmap(short_attention(N, only_back, interpret=True)), qkv)[1](g)[0]
+    plain = plain_of(T, N, E, only_back)
+    mine = jax.vjp(jax.vmap(kernel(N, only_back)), qkv)[1](g)[0]
     theirs = jax.vjp(jax.vmap(plain), qkv.astype(jnp.float32))[1](g.astype(jnp.float32))[0]
     mine, theirs = np.asarray(mine, np.float64), np.asarray(theirs, np.float64)
     assert np.linalg.norm(mine - theirs) < HALF * np.linalg.norm(theirs)
 
 
+def plain_of(T, N, E, only_back):
+    def plain(qkv):
+        parts = [part.reshape(*qkv.shape[:2], N, E) for part in jnp.split(qkv, 3, axis=-1)]
+        return formula(only_back)(*parts).reshape(*qkv.shape[:2], N * E)
+
+    return plain
+
+
+@pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES[1:3])
+def test_its_second_derivative_is_that_of_the_plain_formula(T, N, E, only_back):
+    qkv = drawn(T, N, E)[0]
+
+    def twice(function, qkv):
+        slope = jax.grad(lambda x: jnp.sum(jnp.sin(function(x).astype(jnp.float32))))
+        return jax.grad(lambda x: jnp.sum(jnp.cos(slope(x).astype(jnp.float32))))(qkv)
+
+    mine = np.asarray(twice(kernel(N, only_back), qkv), np.float64)
+    theirs = np.asarray(twice(plain_of(T, N, E, only_back), qkv.astype(jnp.float32)), np.float64)
+    assert np.linalg.norm(mine - theirs) < 4 * HALF * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES)
+def test_workers_spread_over_gpus_have_programs_of_it(T, N, E, only_back):
+    """Lowered to Triton here, if not run: for two devices that each have a worker."""
+    mesh = jax.make_mesh((2,), ("workers",), axis_types=(AxisType.Auto,))
+    loss = lambda x: jnp.sum(short_attention(formula(only_back), N, only_back)(x).astype(jnp.float32) ** 2)
+    spread = jax.shard_map(jax.vmap(jax.grad(loss)), mesh=mesh, in_specs=P("workers"), out_specs=P("workers"))
+    lowered = jax.jit(spread).trace(drawn(T, N, E)).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("attention_gradient") >= 1
+
+
 def test_only_gpus_half_precision_and_few_positions_have_it(monkeypatch):
     assert not has_kernel(16, 16, jnp.bfloat16)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not has_kernel(16, 16, jnp.bfloat16)  # a GPU without units for it
+    monkeypatch.setattr(module, "has_units", lambda: True)
     assert has_kernel(16, 16, jnp.bfloat16)
     assert has_kernel(32, 64, jnp.bfloat16)
     for T, E, dtype in (
@@ -86,13 +126,13 @@ def test_a_block_takes_it_where_it_is(attend, monkeypatch):
     without = block(x, attend)
     calls = []
 
-    def kernel(heads, only_back):
-        calls.append(only_back)
-        return module.short_attention(heads, only_back, interpret=True)
+    def interpreted(formula, heads, only_back):
+        calls.append((formula, only_back))
+        return short_attention(formula, heads, only_back, interpret=True)
 
     monkeypatch.setattr("laconic.tasks.transformer.has_kernel", lambda *sizes: True)
-    monkeypatch.setattr("laconic.tasks.transformer.short_attention", kernel)
+    monkeypatch.setattr("laconic.tasks.transformer.short_attention", interpreted)
     np.testing.assert_allclose(
         np.asarray(block(x, attend), np.float64), np.asarray(without, np.float64), atol=8 * HALF, rtol=4 * HALF
     )
-    assert calls == [attend is causal]
+    assert calls == [(attend, attend is causal)]
