@@ -10,7 +10,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A unit is a module or folder of the package. It may import its own layer and those above it in this list.
 LAYERS = [
-    {"errors", "version"},
+    {"errors", "version", "units"},
     {"architecture", "local"},
     {"data"},
     {"tasks"},
