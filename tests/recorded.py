@@ -26,6 +26,12 @@ def mean_curve(folder: Path, label: str) -> np.ndarray:
     return np.convolve(train_losses(folder, label).mean(axis=0), np.full(10, 0.1), "valid")
 
 
+def rounds_to(folder: Path, label: str, target: float) -> int | None:
+    """The round after which that curve is first at the target or below; None if it never is."""
+    reached = np.flatnonzero(mean_curve(folder, label) <= target)
+    return int(reached[0]) + 10 if len(reached) else None
+
+
 def peak(method: dict[str, Any]) -> tuple[float, int]:
     """The best mean over seeds of a method's test accuracy, and the round it is in."""
     curve = np.mean(np.asarray(method["heldout"]["accuracy"], float), axis=0)

@@ -176,6 +176,10 @@ def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tm
         assert table in DOCS
 
 
+def test_no_experiment_was_begun_and_is_shown_nowhere():
+    assert [run / "records.jsonl" for run in EXPERIMENTS] == BEGUN
+
+
 def tables_of(path):
     return [part.strip() for part in path.read_text().split("\n\n") if part.startswith("|")]
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from laconic.store.runlog import read
-from tests.recorded import ROOT, mean_curve, method_of, train_losses
+from tests.recorded import ROOT, mean_curve, method_of, rounds_to, train_losses
 
 FOLDER = ROOT / "results" / "reproduce" / "fig-large-full"
 SMALL = ROOT / "results" / "vit-small-scale"
@@ -18,15 +18,10 @@ def markdown(headers, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def rounds_to(panel, label, loss):
-    curve = mean_curve(FOLDER / "panels" / panel, label)
-    return str(int(np.argmax(curve <= loss)) + 10) if (curve <= loss).any() else "–"
-
-
 def rounds_table():
     labels = ("Local SGD", "SlowMo", "Adam", *LEARNED)
     rows = [
-        [title, f"{loss:.1f}", *(rounds_to(panel, label, loss) for label in labels)]
+        [title, f"{loss:.1f}", *(str(rounds_to(FOLDER / "panels" / panel, label, loss) or "–") for label in labels)]
         for panel, (title, losses) in LOSSES.items()
         for loss in losses
     ]
@@ -49,10 +44,9 @@ def test_no_learned_run_diverges_and_the_general_one_jumps():
     for panel in ("vit", "lm"):
         for label in LEARNED:
             assert not any(method_of(FOLDER / "panels" / panel, label)["diverged"])
-    late = train_losses(FOLDER / "panels" / "lm", "LOpt-A (general)")[:, 300:].max(axis=1)
-    rises = np.diff(train_losses(FOLDER / "panels" / "lm", "LOpt-A (general)"), axis=1) > 4
-    assert rises.sum(axis=1).tolist() == [3, 0, 0]
-    jumps = f"one seed jumps three times on the decoder, to a loss of up to {late.max():.1f}"
+    losses = train_losses(FOLDER / "panels" / "lm", "LOpt-A (general)")
+    assert np.sum(np.diff(losses) > 4, axis=1).tolist() == [3, 0, 0]
+    jumps = f"one seed jumps three times on the decoder, to a loss of up to {losses[:, 300:].max():.1f}"
     assert f"None of their runs diverges, but of `lopt-a-general` {jumps}" in TOLD
 
 

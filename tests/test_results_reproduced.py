@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from laconic.store.runlog import read
-from tests.recorded import mean_curve, method_of, peak, train_losses
+from tests.recorded import mean_curve, method_of, peak, rounds_to, train_losses
 
 ROOT = Path(__file__).parents[1]
 DOCS = (ROOT / "docs" / "results.md").read_text()
@@ -19,7 +18,9 @@ def _panel(name: str) -> Path:
 
 
 def _rounds(panel: str, label: str, target: float) -> int:
-    return int(np.flatnonzero(mean_curve(_panel(panel), label) <= target)[0]) + 10
+    found = rounds_to(_panel(panel), label, target)
+    assert found is not None
+    return found
 
 
 def test_how_the_optimizers_of_16_local_steps_do_at_4():

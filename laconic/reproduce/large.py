@@ -9,7 +9,7 @@ from laconic.reproduce.experiment import Across, Experiment, Panel, Tuning, Use
 from laconic.reproduce.settings import FULL, both, by_recipe
 
 MEMORY = "compute=bf16,at_once=128"  # eight workers' activations in half the bytes; Adam's batch of 512 in quarters
-LARGE: CompareConfig = replace(FULL, seeds=3, seeds_at_once=1)
+LARGE: CompareConfig = replace(FULL, seeds=3, seeds_at_once=3)
 META_TASK = "imagenet32-mlp3"
 # The paper's ResNet-50, 7×7 stem and all, and as many patches and tokens as its transformers work on: 16.
 RESNET50 = f"imagenet32-resnet50:stem=large,{MEMORY}"
@@ -37,7 +37,7 @@ def _panel(
     return Panel(
         name,
         title,
-        replace(LARGE, task=task, optimizers=by_name, seeds_at_once=3),
+        replace(LARGE, task=task, optimizers=by_name),
         both(META_TASK),
         paper.speedups(column),
         metrics=("speedup", "final_train", f"test_{heldout}", "diverged"),
@@ -91,7 +91,7 @@ FIG_RESNET152 = Experiment(
         Panel(
             "resnet152",
             "ResNet-152",
-            replace(LARGE, task=_RESNET152, optimizers=(), local_steps=8, rounds=2000, seeds=1),
+            replace(LARGE, task=_RESNET152, optimizers=(), local_steps=8, rounds=2000, seeds=1, seeds_at_once=1),
             (
                 Use("LOpt-A", by_recipe("lopt-a-imagenet32-widths")),
                 Use("LAgg-A", by_recipe("lagg-a-imagenet32-widths")),

@@ -81,10 +81,9 @@ def _in_tiles(padded: jax.Array, weight: jax.Array, side: int, rows: int, column
     up, along = -(-height // side), -(-width // side)
     more = (0, up * side - height), (0, along * side - width), (0, 0), (0, 0)
     weight = jnp.pad(weight, more).reshape(up, side, along, side, inputs, outputs).transpose(0, 2, 1, 3, 4, 5)
-    sizes = (rows - 1 + up), (columns - 1 + along)
+    sizes = rows - 1 + up, columns - 1 + along
     missing = [size * side - old for size, old in zip(sizes, padded.shape[1:3], strict=True)]
-    padded = jnp.pad(padded, ((0, 0), *((0, max(0, m)) for m in missing), (0, 0)))
-    padded = padded[:, : sizes[0] * side, : sizes[1] * side]
+    padded = jax.lax.pad(padded, jnp.zeros((), padded.dtype), ((0, 0, 0), *((0, m, 0) for m in missing), (0, 0, 0)))
     tiles = padded.reshape(-1, sizes[0], side, sizes[1], side, inputs).transpose(0, 1, 3, 2, 4, 5)
     return tiles.reshape(-1, *sizes, side * side * inputs), weight.reshape(up, along, -1, outputs)
 

@@ -34,38 +34,34 @@ def has_kernel(T: int, E: int, dtype: Any) -> bool:
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # q, k, v [B, T, N, E] → [B, T, N, E]
 
 
+def over_heads(attend: Attend, heads: int, qkv: jax.Array) -> jax.Array:
+    """Attention by a formula: queries, keys and values side by side [B, T, 3·D] → [B, T, D]."""
+    B, T, threefold = qkv.shape
+    parts = [part.reshape(B, T, heads, -1) for part in jnp.split(qkv, 3, axis=-1)]
+    return attend(*parts).reshape(B, T, threefold // 3)
+
+
 @cache
 def short_attention(formula: Attend, heads: int, causal: bool, interpret: bool = False) -> Callable[..., jax.Array]:
-    """(queries, keys and values side by side [B, T, 3·D]) → [B, T, D]; every position sees all, or those up to it.
+    """`over_heads` with every position seeing all, or those up to it, in the kernel.
 
     `formula` says the same in JAX. Whoever differentiates the gradient again, as meta-training by backpropagation does,
     differentiates that.
     """
-
-    def plain(qkv: jax.Array) -> jax.Array:
-        B, T, threefold = qkv.shape
-        parts = [part.reshape(B, T, heads, -1) for part in jnp.split(qkv, 3, axis=-1)]
-        return formula(*parts).reshape(B, T, threefold // 3)
+    plain = partial(over_heads, formula, heads)
 
     def plain_slope(qkv: jax.Array, g_BTD: jax.Array) -> jax.Array:
         return jax.vjp(plain, qkv)[1](g_BTD)[0]
 
+    call = partial(_call, heads, causal, interpret)
+
     @jax.custom_vjp
     def attend(qkv: jax.Array) -> jax.Array:
-        return _call(_forward, "attention", heads, causal, interpret, jax.eval_shape(plain, qkv), qkv)
+        return call(_forward, "attention", jax.eval_shape(plain, qkv), qkv)
 
     @jax.custom_vjp
     def slope(qkv: jax.Array, g_BTD: jax.Array) -> jax.Array:
-        return _call(
-            _backward,
-            "attention_gradient",
-            heads,
-            causal,
-            interpret,
-            jax.eval_shape(plain_slope, qkv, g_BTD),
-            qkv,
-            g_BTD,
-        )
+        return call(_backward, "attention_gradient", jax.eval_shape(plain_slope, qkv, g_BTD), qkv, g_BTD)
 
     attend.defvjp(lambda qkv: (attend(qkv), qkv), lambda qkv, g_BTD: (slope(qkv, g_BTD),))
     slope.defvjp(
@@ -75,22 +71,20 @@ def short_attention(formula: Attend, heads: int, causal: bool, interpret: bool =
 
 
 def _call(
-    program: Callable[..., None],
-    name: str,
     heads: int,
     causal: bool,
     interpret: bool,
+    program: Callable[..., None],
+    name: str,
     out: jax.ShapeDtypeStruct,
     *arrays: jax.Array,
 ) -> jax.Array:
+    """Run a program, whose references are whole arrays, for every head of every example."""
     B, T, threefold = arrays[0].shape
     sizes = T, heads, threefold // 3 // heads, max(NARROWEST, pl.next_power_of_2(T))
-    whole = lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * len(x.shape))
     run = pl.pallas_call(
         partial(program, sizes, causal),
         grid=(B * heads,),
-        in_specs=[whole(x) for x in arrays],
-        out_specs=whole(out),
         out_shape=out,
         interpret=interpret,
         name=name,
@@ -126,8 +120,8 @@ def _shares(sizes: Sizes, causal: bool, q_PE: jax.Array, k_PE: jax.Array) -> jax
     T, _, E, P = sizes
     scores_PP = _dot(q_PE, k_PE.T) / math.sqrt(E)
     to, at = jnp.arange(P)[:, None], jnp.arange(P)[None, :]
-    seen_PP = (at < T) & (at <= to) if causal else at < T + 0 * to
-    scores_PP = jnp.where(seen_PP, scores_PP, -jnp.inf)
+    seen = (at < T) & (at <= to) if causal else at < T
+    scores_PP = jnp.where(seen, scores_PP, -jnp.inf)
     weights_PP = jnp.exp(scores_PP - jnp.max(scores_PP, axis=1, keepdims=True))
     return weights_PP / jnp.sum(weights_PP, axis=1, keepdims=True)
 
@@ -137,7 +131,7 @@ def _where(sizes: Sizes, part: int) -> tuple[Any, jax.Array]:
     T, N, E, P = sizes
     b, n = pl.program_id(0) // N, pl.program_id(0) % N
     rows, columns = jnp.arange(P)[:, None], jnp.arange(E)[None, :]
-    return (b, rows, (part * N + n) * E + columns), rows + 0 * columns < T
+    return (b, rows, (part * N + n) * E + columns), jnp.broadcast_to(rows < T, (P, E))
 
 
 def _part(sizes: Sizes, ref: Any, part: int) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from laconic.errors import LaconicError, require_positive
 from laconic.tasks.layers import LayerNorm, Linear
-from laconic.tasks.short_attention import Attend, has_kernel, short_attention
+from laconic.tasks.short_attention import Attend, has_kernel, over_heads, short_attention
 from laconic.tasks.tower import through
 
 ROTARY_BASE = 10_000.0
@@ -76,12 +76,10 @@ class Block(eqx.Module):
         return x_BTD + self.down(jax.nn.gelu(self.up(self.norm_mlp(x_BTD))))
 
     def _attend(self, qkv: jax.Array, attend: Attend) -> jax.Array:
-        B, T, threefold = qkv.shape
-        hidden = threefold // 3
-        if attend in (everywhere, causal) and has_kernel(T, hidden // self.heads, qkv.dtype):
+        _, T, threefold = qkv.shape
+        if attend in (everywhere, causal) and has_kernel(T, threefold // 3 // self.heads, qkv.dtype):
             return short_attention(attend, self.heads, attend is causal)(qkv)
-        by_head = [part.reshape(B, T, self.heads, hidden // self.heads) for part in jnp.split(qkv, 3, axis=-1)]
-        return attend(*by_head).reshape(B, T, hidden)
+        return over_heads(attend, self.heads, qkv)
 
 
 def block_shapes(hidden: int, heads: int, layers: int) -> list[tuple[int, int]]:

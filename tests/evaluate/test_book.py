@@ -158,8 +158,8 @@ def test_every_plot_has_axes_a_legend_and_bands_where_seeds_are_on_record(whole)
     _, *parts = re.split(r"rounds, (\d+) seeds?</p>", comparisons)
     figures = [(int(n), part.count("<figure>")) for n, part in zip(parts[::2], parts[1::2], strict=True)]
     assert all(count > 0 for _, count in figures), figures
+    assert sum(n == 1 for n, _ in figures) == 1  # how step lengths do on a small ViT; all else has several seeds
     several = sum(count for n, count in figures if n > 1)
-    assert several > 20
     assert with_bands >= several + whole[0].count("Meta-loss of the runs under way</h3>")
 
 
