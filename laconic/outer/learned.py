@@ -149,23 +149,34 @@ class Run:
     def _by_passes(
         self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None, *, in_place: bool
     ) -> tuple[Any, LearnedState]:
+        theta, scale, decay = self._known(self.theta)
         phi = passes.Phi(
-            self.theta,
+            theta,
             self.theta["b0"] + _exactly(self._time(state), self.theta["w0"][-11:]),
             features.decays(self.theta["decay"]),
             weights.astype(jnp.float32) if self.spec.gathers and weights is not None else None,
             self.fill == "mean",
-            self.weight_decay,
+            decay,
             in_place,
         )
         leaves, structure = jax.tree.flatten(params)
         flat = structure.flatten_up_to
         deltas = flat(worker_deltas) if self.spec.gathers else [None] * len(leaves)
         rows = zip(leaves, flat(state.ada), flat(mean), deltas, self._splits(params), strict=True)
-        tensors = [Tensor(*row, self.scale * self.spec.share(row[-1].shape)) for row in rows]
+        tensors = [Tensor(*row, scale * self.spec.share(row[-1].shape)) for row in rows]
         stepped = passes.model_step(phi, tensors, self.tuning)
-        new, ada = ([row[i] for row in stepped] for i in (0, 1))
+        new, ada = [row[0] for row in stepped], [row[1] for row in stepped]
+        if isinstance(self.weight_decay, jax.Array):
+            new = [x - (self.weight_decay * p).astype(x.dtype) for x, p in zip(new, leaves, strict=True)]
         return jax.tree.unflatten(structure, new), LearnedState(state.round + 1, jax.tree.unflatten(structure, ada))
+
+    def _known(self, theta: Theta) -> tuple[Theta, float, float]:
+        """φ, scale and weight decay as kernels take them, numbers: an array's scale goes into φ, a decay is 0."""
+        scale, decay = self.scale, self.weight_decay
+        if isinstance(scale, jax.Array):
+            first = jnp.stack([scale, jnp.ones_like(scale)])  # the direction d is as long as its weights and bias
+            theta, scale = {**theta, "w2": theta["w2"] * first[None], "b2": theta["b2"] * first}, 1.0
+        return theta, scale, 0.0 if isinstance(decay, jax.Array) else decay
 
     def _by_tensor(
         self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None

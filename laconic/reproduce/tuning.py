@@ -11,7 +11,7 @@ from laconic.reproduce.experiment import Experiment, Panel, Tuning
 
 Record = dict[str, Any]
 METRIC = "tuned"
-TITLE = "Baselines, tuned here first"
+TITLE = "Tuned here first"
 HEADERS = ["panel", "method", "points", "diverged", "rounds", "best", "its loss"]
 
 
