@@ -4,7 +4,7 @@ JAX and PyTorch both take their step from what stands here, and nothing here imp
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class Architecture:
     time:         "shifted" is tanh(t/x − 1), "paper" is tanh(t/x)
     output_scale: shrinks the last layer's first weights; near 0 an untrained φ does almost nothing
     widest:       the inputs of a tensor up to which it takes whole steps (0: always, as in the paper); see `share`
+    deepest:      the matrices of a model up to which it takes whole steps (0: always, as in the paper); see `share`
     """
 
     architecture: str = "lopt-a"
@@ -49,6 +50,7 @@ class Architecture:
     time: str = "shifted"
     output_scale: float = 1.0
     widest: int = 0
+    deepest: int = 0
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -57,6 +59,8 @@ class Architecture:
             raise unknown("time features", self.time, TIME_SHIFT)
         if self.widest < 0:
             raise LaconicError(f"widest counts a tensor's inputs and cannot be negative, got {self.widest}.")
+        if self.deepest < 0:
+            raise LaconicError(f"deepest counts a model's matrices and cannot be negative, got {self.deepest}.")
         if self.gathers and (self.workers is None or self.workers < 1):
             raise LaconicError(
                 f"{self.architecture} sees every worker's delta and needs workers=K, got {self.workers}."
@@ -99,14 +103,16 @@ class Architecture:
             found |= {f"w{i}": (sizes[i], sizes[i + 1]), f"b{i}": (sizes[i + 1],)}
         return found
 
-    def share(self, shape: Sequence[int]) -> float:
-        """The share of a whole step that a tensor of this shape takes, its last axis being its outputs.
+    def share(self, shape: Sequence[int], matrices: int) -> float:
+        """The share of a whole step for a tensor of this shape, outputs last, in a model of so many matrices.
 
-        Every feature is normalised over its tensor, so φ cannot see that steps of one size add up to more in a sum of
-        more inputs. With `widest`, a matrix or kernel of n > widest inputs takes widest/n of a step.
+        φ sees one tensor at a time, every feature normalised over it, so it cannot see that steps of one size add up to
+        more in a sum of more inputs, and over more layers. With `widest`, a matrix or kernel of n > widest inputs takes
+        widest/n of a step; with `deepest`, every tensor of a model of M > deepest matrices takes deepest/M of that.
         """
         inputs = math.prod(shape[:-1]) if len(shape) > 1 else 0
-        return max(LEAST_SHARE, self.widest / inputs) if 0 < self.widest < inputs else 1.0
+        wide = max(LEAST_SHARE, self.widest / inputs) if 0 < self.widest < inputs else 1.0
+        return wide * (self.deepest / matrices if 0 < self.deepest < matrices else 1.0)
 
     def check(self, theta: Mapping[str, Any]) -> None:
         """Refuse φ of another architecture; only names and shapes are looked at."""
@@ -115,6 +121,11 @@ class Architecture:
             wrong = sorted(n for n in {*want, *have} if want.get(n) != have.get(n))
             detail = ", ".join(f"{n} is {have.get(n, 'missing')}, not {want.get(n, 'known')}" for n in wrong)
             raise LaconicError(f"these weights are not of {self.architecture} with {self.deltas} deltas: {detail}.")
+
+
+def matrices_among(shapes: Iterable[Sequence[int]]) -> int:
+    """How many of a model's tensors have two or more axes."""
+    return sum(len(shape) > 1 for shape in shapes)
 
 
 def factored_axes(shape: Sequence[int]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.architecture import FILLS, TIME_SHIFT, Architecture
+from laconic.architecture import FILLS, TIME_SHIFT, Architecture, matrices_among
 from laconic.errors import LaconicError, unknown
 from laconic.outer import features, passes
 from laconic.outer.base import OuterOptimizer
@@ -162,8 +162,10 @@ class Run:
         leaves, structure = jax.tree.flatten(params)
         flat = structure.flatten_up_to
         deltas = flat(worker_deltas) if self.spec.gathers else [None] * len(leaves)
-        rows = zip(leaves, flat(state.ada), flat(mean), deltas, self._splits(params), strict=True)
-        tensors = [Tensor(*row, scale * self.spec.share(row[-1].shape)) for row in rows]
+        splits = self._splits(params)
+        scales = [scale * share for share in self._shares(splits)]
+        rows = zip(leaves, flat(state.ada), flat(mean), deltas, splits, scales, strict=True)
+        tensors = [Tensor(*row) for row in rows]
         stepped = passes.model_step(phi, tensors, self.tuning)
         new, ada = [row[0] for row in stepped], [row[1] for row in stepped]
         if isinstance(self.weight_decay, jax.Array):
@@ -194,7 +196,7 @@ class Run:
         rows = zip(leaves, adas, flat(mean), flat(deltas), splits, strict=True)
         time = self._time(state)
         steps = [tensor_step(self.theta, time, *row[:4], tiles, row[4], kernel) for row in rows]
-        shares = [self.scale * self.spec.share(split.shape) for split in splits]
+        shares = [self.scale * share for share in self._shares(splits)]
         changes = [-(r * s + self.weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)]
         changes = jax.tree.map(lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes))
         kept = jax.tree.unflatten(structure, [self._kept(ada) for ada in adas]) if self.spec.accumulates else ()
@@ -211,6 +213,11 @@ class Run:
         if self.splits is not None:
             return self.splits
         return [Split(p.shape) for p in jax.tree.leaves(params)]
+
+    def _shares(self, splits: Sequence[Split]) -> list[float]:
+        """Each tensor's share of a whole step."""
+        matrices = matrices_among(split.shape for split in splits)
+        return [self.spec.share(split.shape, matrices) for split in splits]
 
     def _check_deltas(self, worker_deltas: Any) -> None:
         if not self.spec.gathers:

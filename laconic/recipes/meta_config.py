@@ -81,6 +81,8 @@ class MetaConfig:
     """Shrinks the last layer's first weights, so that φ begins near doing nothing."""
     widest: int = 0
     """Inputs of a tensor beyond which its steps shrink in proportion; 0: whole steps everywhere, as the paper."""
+    deepest: int = 0
+    """Matrices of a model beyond which all its steps shrink in proportion; 0: whole steps everywhere, as the paper."""
     seed: int = 0
     """Seed of φ, of perturbations and of everything the runs draw."""
     judge_every: int = 500
@@ -102,7 +104,7 @@ class MetaConfig:
         """The architecture to train; LAgg needs one K for all tasks."""
         gathers = self.architecture.startswith("lagg")
         K = self.inners()[0].workers if gathers else None
-        shared = {name: getattr(self, name) for name in ("time", "output_scale", "widest")}
+        shared = {name: getattr(self, name) for name in ("time", "output_scale", "widest", "deepest")}
         return LearnedOptimizer(self.architecture, K, **shared)
 
     def inners(self) -> list[Inner]:

@@ -9,11 +9,13 @@ _FMNIST = MetaConfig()
 _AGAIN = MetaConfig(steps=2000, ramp=2000, peak=1e-3)
 _ON = MetaConfig(steps=3000, ramp=2400, peak=1.5e-3, judge_every=1500)  # from a φ of a related setting
 _TOP = replace(_ON, pairs=4, local_clip=2.0)
-_ELSEWHERE = replace(_TOP, gamma=0.1, widest=784, judge_every=1000)  # tensors with more inputs take smaller steps
+# Tensors with more inputs take smaller steps, and so do models with more matrices.
+_ELSEWHERE = replace(_TOP, gamma=0.1, widest=784, deepest=6, judge_every=1000)
 _CNN = replace(  # a round of it takes twenty times as long as one of the MLP, hence few and short unrolls
     _TOP,
     tasks=("cifar10-cnn:compute=bf16",),
     widest=784,
+    deepest=6,
     steps=500,
     ramp=400,
     truncation=10,
@@ -126,6 +128,7 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
             tasks=_GENERAL,
             gamma=0.1,
             widest=784,
+            deepest=6,
             steps=1000,
             ramp=800,
             peak=1e-3,
@@ -141,6 +144,7 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
             tasks=(*_GENERAL, *_MORE),
             gamma=0.1,
             widest=784,
+            deepest=6,
             steps=700,
             longest=1200,
             ramp=0,

@@ -11,7 +11,7 @@ from laconic.reproduce.experiment import Experiment, Panel, Tuning
 
 Record = dict[str, Any]
 METRIC = "tuned"
-TITLE = "Tuned here first"
+TITLE = "Baselines, tuned here first"
 HEADERS = ["panel", "method", "points", "diverged", "rounds", "best", "its loss"]
 
 

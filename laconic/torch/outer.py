@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from laconic.architecture import LAYOUTS
+from laconic.architecture import LAYOUTS, matrices_among
 from laconic.errors import LaconicError, unknown
 from laconic.torch.features import Ada, Axes, Fields, accumulate, axes_of, fields_of, inputs_first, shapes_of
 from laconic.torch.step import Phi
@@ -95,10 +95,11 @@ class LearnedOuter(torch.optim.Optimizer):
         due = self._due(worker_deltas, weights)
         if self._sound(due):
             rates = self._phi.rates() if self._phi.architecture.accumulates else []
+            matrices = matrices_among(p.shape for p in self._params())  # with those that have no gradient this time
             for one in due:
                 # Under somebody's autocast the MLP's matrices would be multiplied in half precision.
                 with torch.autocast(one.param.device.type, enabled=False):
-                    self._step_one(one, rates)
+                    self._step_one(one, rates, matrices)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -166,7 +167,7 @@ class LearnedOuter(torch.optim.Optimizer):
             'diverged. Leave it out of the mean, or pass on_nonfinite="skip" to let such rounds change nothing.'
         )
 
-    def _step_one(self, one: _Due, rates: list[float]) -> None:
+    def _step_one(self, one: _Due, rates: list[float], matrices: int) -> None:
         p, state, lr = one.param, self.state[one.param], one.group["lr"]
         axes = axes_of(p.shape, one.group["layout"])
         if not state:
@@ -179,7 +180,7 @@ class LearnedOuter(torch.optim.Optimizer):
         else:
             fields = Fields(one.deltas, value[None])
         change = self._phi.step(fields, p.shape, state["round"])
-        change.mul_(self._phi.architecture.share(inputs_first(p.shape, one.group["layout"])))
+        change.mul_(self._phi.architecture.share(inputs_first(p.shape, one.group["layout"]), matrices))
         state["round"] += 1
         if one.group["weight_decay"]:
             change.add_(value, alpha=one.group["weight_decay"])

@@ -22,7 +22,7 @@ from laconic.zoo.card import ARCHITECTURE, Card, from_json, to_json
 from laconic.zoo.schema import NUMBER, TEXT, Schema, fault, nullable, whole
 
 FORMAT = "laconic-optimizer"
-VERSION = 2  # version 1 had no `widest`: every tensor took whole steps
+VERSION = 3  # version 1 had no `widest` and `deepest`, 2 no `deepest`: without them all take whole steps
 SUFFIX = ".safetensors"
 LARGEST_BYTES = 2**28  # twice what the widest allowed φ takes
 LEARNED: dict[str, Schema] = {
@@ -32,7 +32,9 @@ LEARNED: dict[str, Schema] = {
     "time": TEXT,
     "output_scale": NUMBER,
     "widest": whole(0, 2**31 - 1),
+    "deepest": whole(0, 2**31 - 1),
 }
+SINCE = {"widest": 2, "deepest": 3}  # the version that a field is there from; 0 before
 
 
 class Opened(NamedTuple):
@@ -100,8 +102,8 @@ def _meta_of(meta: Any, path: Path) -> tuple[Architecture, Card]:
         raise LaconicError(f"{path} holds weights without a card, so nobody can tell what they are: use another copy.")
     card = from_json(meta["card"], str(path))
     fields = meta.get("learned")
-    if version == 1 and isinstance(fields, dict):
-        fields = {**fields, "widest": 0}
+    if isinstance(fields, dict):
+        fields = {**fields, **{name: 0 for name, since in SINCE.items() if version < since}}
     return _architecture_from(fields, card, path), card
 
 

@@ -190,20 +190,6 @@ def test_scale_and_weight_decay():
     assert not np.allclose(tuned["wide"], plain["wide"])
 
 
-def test_wide_tensors_take_smaller_steps_and_the_others_whole_ones():
-    """Shares worked out by hand; what a tensor's step would be whole is the same optimizer's without the rule."""
-    shares = {(6,): 1.0, (): 1.0, (4, 9): 1.0, (5, 9): 4 / 5, (16, 2): 1 / 4, (2, 4, 3): 1 / 2, (99, 2): 1 / 8}
-    shapes = {f"w{i}": shape for i, shape in enumerate(shares)}
-    case = Case(LOPT_A, shapes)
-    steps = {}
-    for widest in (0, 4):
-        tx = LearnedOptimizer("lopt-a", widest=widest)(case.theta).tx
-        mean, _ = case.at(0)
-        steps[widest], _ = jax.jit(tx.update, compiler_options=QUICK)(mean, tx.init(case.params), case.params)
-    for name, share in zip(shapes, shares.values(), strict=True):
-        np.testing.assert_allclose(steps[4][name], share * np.asarray(steps[0][name]), rtol=2e-6, err_msg=name)
-
-
 def test_it_survives_a_chain():
     case, weights = Case(LAGG_A, SMALL, seed=110), jnp.array([1.0, 0.0, 1.0, 1.0])
     plain = LAGG_A(case.theta).tx
@@ -245,6 +231,8 @@ def test_what_cannot_work_says_so(raises_clearly):
 def test_architectures_that_do_not_exist_say_so(raises_clearly):
     with raises_clearly("widest counts a tensor's inputs", "-1"):
         LearnedOptimizer("lopt-a", widest=-1)
+    with raises_clearly("deepest counts a model's matrices", "-2"):
+        LearnedOptimizer("lopt-a", deepest=-2)
     with raises_clearly("unknown architecture 'lopt-b'", "Did you mean 'lopt-a'?"):
         LearnedOptimizer("lopt-b")
     with raises_clearly("unknown time features 'papers'", "'paper'"):

@@ -62,6 +62,17 @@ def test_eight_devices_step_like_one(spec):
         assert parts["odd matrix"].m == (3, 5, 9)
 
 
+def test_shares_go_by_the_whole_tensors():
+    """By hand: 4 of 6 and 4 of 16 inputs, and 1 of 2 matrices; each device has 8 inputs of the tall one."""
+    case, mesh = Case(LOPT_A, {"wide": (6, 24), "tall": (16, 8), "vector": (16,)}, seed=430), shard_mesh(2)
+    whole, less = (
+        rounds_of(sharded(LearnedOptimizer("lopt-a", **rule), case.theta, mesh), case, 1)[0][0]
+        for rule in ({}, {"widest": 4, "deepest": 1})
+    )
+    shares = {"wide": 4 / 6 / 2, "tall": 4 / 16 / 2, "vector": 1 / 2}
+    assert_close(jax.device_get(less), {name: share * np.asarray(whole[name]) for name, share in shares.items()}, 1e-6)
+
+
 def test_the_state_begins_in_parts_and_stays_there():
     case, mesh = Case(LOPT_A, {"wide": (6, 24), "odd": (7,)}, seed=410), shard_mesh(4)
     outer = sharded(LOPT_A, case.theta, mesh)

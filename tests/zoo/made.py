@@ -58,7 +58,7 @@ def weights(learned: LearnedOptimizer = LOPT_A, seed: int = 5) -> dict[str, Any]
 def a_meta(spec: LearnedOptimizer = LOPT_A, changes: Any = None) -> dict[str, Any]:
     """What the file format says a file's meta holds, spelled out by hand."""
     card = to_json(a_card(spec))
-    return {"format": "laconic-optimizer", "version": 2, "learned": asdict(spec), "card": card} | (changes or {})
+    return {"format": "laconic-optimizer", "version": 3, "learned": asdict(spec), "card": card} | (changes or {})
 
 
 def forge(path: Any, meta: Any, theta: Any = None) -> Any:

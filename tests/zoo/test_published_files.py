@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from laconic import zoo
+from laconic.recipes.meta_recipes import META_RECIPES
 from laconic.zoo.card import to_json
 from laconic.zoo.shelf import WEIGHTS
 from tests.outer.trees import QUICK, SHAPES, random_deltas, random_tree
@@ -63,6 +64,9 @@ class TestEveryFile:
         assert got.card == zoo.cards()[path.stem]
         assert got.outer().horizon == got.card.horizon[1]
         got.check_workers(got.learned.workers or 8)
+
+    def test_it_is_the_architecture_of_its_recipe(self, path):
+        assert zoo.load(path.stem).learned == META_RECIPES[path.stem][1].learned()
 
     def test_it_is_small(self, path):
         assert path.stat().st_size < 20_000

@@ -3,6 +3,7 @@
 import json
 import random
 import struct
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +34,22 @@ def test_the_format_is_what_it_was(tmp_path):
 
 def test_a_file_from_before_wide_tensors_took_smaller_steps_takes_whole_ones(tmp_path):
     old = a_meta(changes={"version": 1})
-    del old["learned"]["widest"]
-    assert zoo.load(forge(tmp_path / "old.safetensors", old)).learned.widest == 0
+    del old["learned"]["widest"], old["learned"]["deepest"]
+    assert zoo.load(forge(tmp_path / "old.safetensors", old)).learned == LOPT_A
+
+
+def test_a_file_from_before_deep_models_took_smaller_steps_takes_whole_ones_but_in_wide_tensors(tmp_path):
+    old = a_meta(replace(LOPT_A, widest=784), {"version": 2})
+    del old["learned"]["deepest"]
+    got = zoo.load(forge(tmp_path / "old.safetensors", old)).learned
+    assert (got.widest, got.deepest) == (784, 0)
+
+
+def test_both_numbers_are_kept(tmp_path):
+    learned = replace(LOPT_A, widest=784, deepest=6)
+    zoo.publish(tmp_path / "x.safetensors", learned, weights(), a_card())
+    assert zoo.load(tmp_path / "x.safetensors").learned == learned
+    assert checkpoint.peek(tmp_path / "x.safetensors")["learned"]["deepest"] == 6
 
 
 def test_a_flipped_byte_is_refused_by_the_name_of_the_file(good):
@@ -86,7 +101,7 @@ def test_other_files(tmp_path, raises_clearly):
 LIES = {
     "format": ({"format": "laconic-run"}, "not a published optimizer"),
     "no format": ({"format": None}, "not a published optimizer"),
-    "a later version": ({"version": 3}, "of version 3, and this laconic reads up to version 2"),
+    "a later version": ({"version": 4}, "of version 4, and this laconic reads up to version 3"),
     "version true": ({"version": True}, "of version True"),
     "version text": ({"version": "1" * 99}, "of version '1111"),
     "no card": ({"card": None}, "weights without a card"),
@@ -110,6 +125,8 @@ LIES |= {
         ("time", "never", "unknown time features 'never'"),
         ("time", None, "learned.time"),
         ("output_scale", "small", "learned.output_scale"),
+        ("deepest", -1, "learned.deepest must be a whole number from 0"),
+        ("deepest", 0.5, "learned.deepest"),
         ("secret", 1, "learned has the unknown field 'secret'"),
     ]
 }
