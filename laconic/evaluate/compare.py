@@ -94,7 +94,9 @@ def run_comparison(
     finished = {r["label"] for r in records if r["kind"] == "method"}
     place = _Place(folder / CHECKPOINT, hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(), finished)
     for simulation, sizes in prepare(task, methods, setting, options):
-        if simulation.method.label not in finished:
+        if simulation.method.label in finished:
+            _note_another(simulation.method, records, observer)
+        else:
             _warn_past_horizon(simulation, observer)
             record = _within_memory(simulation, place, options, observer, stop)
             log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record, **since)
@@ -122,6 +124,19 @@ def prepare(
         raise LaconicError(f"two optimizers have the same label in {labels}; tell them apart with label=NAME.")
     simulations = [Simulation(task, method, setting, options.mesh) for method in methods]
     return [(simulation, simulation.traffic(options.topology)) for simulation in simulations]
+
+
+def is_another(method: Method, record: dict[str, Any]) -> bool:
+    """Whether a method's record, or checkpoint, is of another optimizer of that name; older ones do not say."""
+    return record.get("optimizer_sha256") not in (None, method.optimizer_sha256)
+
+
+def _note_another(method: Method, records: Sequence[dict[str, Any]], observer: Observer) -> None:
+    if any(is_another(method, r) for r in records if r["kind"] == "method" and r["label"] == method.label):
+        observer.note(
+            f"{method.name} is not the optimizer that it was when {method.label} was run; that stays as it is on "
+            "record. To have it run by the one of now, compare into another folder."
+        )
 
 
 def _warn_past_horizon(simulation: Simulation, observer: Observer) -> None:
@@ -199,13 +214,13 @@ def _run_method(
             history.seconds, tick = history.seconds + now - tick, now
             observer.progress(label, done, float(np.mean(chunk.losses[:, -1])))
             if stop() and done < setting.rounds:
-                _save(place, label, state, history)
+                _save(place, simulation.method, state, history)
                 raise Interrupted(f"stopped in {label} after round {done} of {setting.rounds}.", place.path.parent)
             if now - saved > SAVE_SECONDS:
-                _save(place, label, state, history)
+                _save(place, simulation.method, state, history)
                 saved = now
     except Diverged as error:
-        _save(place, label, error.before, history)
+        _save(place, simulation.method, error.before, history)
         raise LaconicError(
             f"{error} The last good checkpoint is {place.path}, after round {error.done}. "
             "Lower the learning rate, or ask to go on with --on-nan continue."
@@ -223,6 +238,7 @@ def _run_method(
         "params_sha256": _digest(state.shared),
         "seconds": round(history.seconds, 3),
         "rounds_per_second": round(setting.rounds / max(history.seconds, 1e-9), 1),
+        "optimizer_sha256": simulation.method.optimizer_sha256,
     }
 
 
@@ -239,6 +255,11 @@ def _begin(simulation: Simulation, place: _Place) -> tuple[Any, _History]:
         raise LaconicError(
             f"{path} is of {meta['label']!r}, which this run does not do next; its settings were changed."
         )
+    if is_another(simulation.method, meta):
+        raise LaconicError(
+            f"{path} was begun with another {simulation.method.name} than there is now; delete it to begin "
+            f"{meta['label']} anew."
+        )
     empty = jax.ShapeDtypeStruct((seeds, len(meta["evaluated_at"])), np.float32)
     like = {
         "state": jax.eval_shape(simulation.start),
@@ -251,10 +272,11 @@ def _begin(simulation: Simulation, place: _Place) -> tuple[Any, _History]:
     return tree["state"], _History(train, heldout, meta["evaluated_at"], finite, meta["seconds"])
 
 
-def _save(place: _Place, label: str, state: Any, history: _History) -> None:
+def _save(place: _Place, method: Method, state: Any, history: _History) -> None:
     meta = {
         "run": place.run,
-        "label": label,
+        "label": method.label,
+        "optimizer_sha256": method.optimizer_sha256,
         "done": history.train.shape[1],
         "evaluated_at": history.evaluated_at,
         "heldout": sorted(history.heldout),

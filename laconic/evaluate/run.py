@@ -95,7 +95,7 @@ class Method:
     """A whole way to train: what a worker does, how it compresses, and the outer optimizer.
 
     `name` is what it is called in the registry, `label` in a table. `budget` maps (K, H) to the workers and steps
-    really used: small-batch SGD is one worker with K·H steps.
+    really used: small-batch SGD is one worker with K·H steps. The sha256 is of a published optimizer: names are reused.
     """
 
     label: str
@@ -104,6 +104,7 @@ class Method:
     compressor: Compressor = DENSE
     name: str = "own"
     budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
+    optimizer_sha256: str | None = None
 
 
 class Chunk(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from laconic.architecture import FILLS, TIME_SHIFT, Architecture, matrices_among
@@ -35,6 +36,7 @@ PATHS = {
     "passes": "three GPU kernels over the whole model, parameters and accumulators in place",
 }
 LARGE = 1 << 22  # parameters of a model from which on `auto` takes the passes; smaller ones compile sooner without
+ARRAYS = (jax.Array, np.ndarray)
 ACCUMULATORS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -168,17 +170,19 @@ class Run:
         tensors = [Tensor(*row) for row in rows]
         stepped = passes.model_step(phi, tensors, self.tuning)
         new, ada = [row[0] for row in stepped], [row[1] for row in stepped]
-        if isinstance(self.weight_decay, jax.Array):
-            new = [x - (self.weight_decay * p).astype(x.dtype) for x, p in zip(new, leaves, strict=True)]
+        if isinstance(self.weight_decay, ARRAYS):
+            decay = jnp.float32(self.weight_decay)
+            new = [x - (decay * p.astype(jnp.float32)).astype(x.dtype) for x, p in zip(new, leaves, strict=True)]
         return jax.tree.unflatten(structure, new), LearnedState(state.round + 1, jax.tree.unflatten(structure, ada))
 
     def _known(self, theta: Theta) -> tuple[Theta, float, float]:
         """φ, scale and weight decay as kernels take them, numbers: an array's scale goes into φ, a decay is 0."""
         scale, decay = self.scale, self.weight_decay
-        if isinstance(scale, jax.Array):
-            first = jnp.stack([scale, jnp.ones_like(scale)])  # the direction d is as long as its weights and bias
+        if isinstance(scale, ARRAYS):
+            # The direction d is as long as its weights and bias.
+            first = jnp.stack([jnp.float32(scale), jnp.float32(1)])
             theta, scale = {**theta, "w2": theta["w2"] * first[None], "b2": theta["b2"] * first}, 1.0
-        return theta, scale, 0.0 if isinstance(decay, jax.Array) else decay
+        return theta, scale, 0.0 if isinstance(decay, ARRAYS) else decay
 
     def _by_tensor(
         self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None

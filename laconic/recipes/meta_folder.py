@@ -22,6 +22,8 @@ from laconic.recipes.publish import publish_run
 from laconic.store import checkpoint
 from laconic.store.runlog import RunLog, provenance, read, rewrite
 
+ADDED = ("deepest",)  # settings that there were none of in earlier records
+
 
 def begin_folder(config: MetaConfig, name: str, command: str | None, sources: list[str]) -> Path:
     """A new folder with the run's header; in processes after the first the one that was asked for, untouched."""
@@ -53,7 +55,8 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 def read_config(header: dict[str, Any], folder: Path) -> MetaConfig:
     """The settings that a folder's run was begun with."""
-    values, known = read_federated(header["config"], str(folder)), {f.name for f in fields(MetaConfig)}
+    added = {name: getattr(MetaConfig(), name) for name in ADDED}
+    values, known = added | read_federated(header["config"], str(folder)), {f.name for f in fields(MetaConfig)}
     if set(values) != known:
         wrong = ", ".join(sorted(set(values) ^ known))
         raise LaconicError(f"the settings in {folder} differ from this version's in {wrong}; start anew.")

@@ -56,6 +56,8 @@ _MORE = (
 _WIDTHS = replace(
     _ON,
     tasks=tuple(f"imagenet32-mlp3:width={width}" for width in (64, 128, 256, 512)),
+    widest=784,
+    deepest=6,
     local_steps=8,
     local_clip=5.0,
     local_decay=1e-4,

@@ -32,6 +32,7 @@ class Entry(NamedTuple):
 
     make: Callable[..., "Parts"]
     summary: str
+    sha256: str | None = None  # of a published optimizer
 
 
 def plain_client(task: Task, local: LocalOptimizer) -> Client:
@@ -207,7 +208,7 @@ def _published(name: str) -> Entry:
         found.check_workers(K)
         return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay, fill))
 
-    return Entry(worker_aware if found.learned.gathers else mean_only, found.card.summary)
+    return Entry(worker_aware if found.learned.gathers else mean_only, found.card.summary, found.sha256)
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -235,7 +236,8 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
     for key, value in own.items():
         if name in HAND_DESIGNED and isinstance(value, float):
             check_number(name, key, value)
-    parts = entry_of(name).make(K, **own)
+    entry = entry_of(name)
+    parts = entry.make(K, **own)
     how = parse_compressor(common["compress"]) if common["compress"] else compressor or DENSE
     label = common["label"] or spec
     if parts.local is None:
@@ -244,7 +246,7 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
         return Method(label, gradient_client, parts.outer, how, name, parts.budget)
     said = {field: common[key] for key, field in {"clip": "clip", "decay": "weight_decay"}.items() if key in given}
     local = replace(parts.local, **said)
-    return Method(label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget)
+    return Method(label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget, entry.sha256)
 
 
 def _number_like(default: Any, text: str, spec: str, key: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.evaluate.compare import RECORDS, Observer, Silent
-from laconic.evaluate.families import check_points, names_of
+from laconic.evaluate.families import check_points, is_learned, names_of
 from laconic.evaluate.ranking import Rule
 from laconic.evaluate.run import Setting
 from laconic.evaluate.sweep import Sweep, check_sweep, chunks_of, run_sweep
@@ -23,6 +23,7 @@ from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source
+from laconic.zoo import load
 
 SEGMENT = 100  # rounds between two signs of progress, and two chances to stop
 
@@ -56,6 +57,7 @@ def sweep(
         command=command,
         task=describe(task, source),
         grid_points=len(grid),
+        optimizer_sha256=_optimizer_sha256(config),
         provenance=provenance(),
     )
     atomic.write_text(folder / "command.txt", command + "\n")
@@ -79,6 +81,10 @@ def resume_sweep(
             raise LaconicError(f"{folder} was begun with a task of its own; resume it from Python with that task.")
         task, source = make_task_and_source(config.task)
     check_task(folder, header, task, source)
+    if header.get("optimizer_sha256") not in (None, _optimizer_sha256(config)):
+        raise LaconicError(
+            f"{folder} was begun with another {config.method} than there is now; sweep it into another folder."
+        )
     note_changes(header, observer.note)
     engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
     return _finish(engine, [*grid, *extra], folder, rule, config, observer, stop)
@@ -126,6 +132,10 @@ def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point
 def command_of(config: SweepConfig) -> str:
     """The command line that gives this config."""
     return command_line("sweep", config, SweepConfig())
+
+
+def _optimizer_sha256(config: SweepConfig) -> str | None:
+    return load(config.method).sha256 if is_learned(config.method) else None
 
 
 def _header(folder: Path) -> dict[str, Any]:

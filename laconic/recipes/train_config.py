@@ -9,10 +9,12 @@ from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
+from laconic.evaluate.families import is_learned
 from laconic.evaluate.run import Method, Setting, check_workers
 from laconic.recipes.config import command_line
 from laconic.recipes.methods import parse_method
 from laconic.tasks.catalog import parse_spec
+from laconic.zoo import load
 
 KEPT_APART = ("out", "checkpoint_every")  # where and how often is each process's own affair
 
@@ -88,16 +90,28 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
 def run_name(config: TrainConfig) -> str:
     """What all workers of a run have in common, as text: each setting that changes a number.
 
-    A learned optimizer that is a file counts by its contents, for it may lie elsewhere on another machine.
+    A learned optimizer counts by its contents: its file may lie elsewhere on another machine, and another laconic there
+    may have another one of a published name.
     """
     said = {name: value for name, value in asdict(config).items() if name not in KEPT_APART}
-    path, colon, options = config.optimizer.partition(":")
-    if path.endswith(".safetensors"):
-        try:
-            said["optimizer"] = hashlib.sha256(Path(path).read_bytes()).hexdigest() + colon + options
-        except OSError as error:
-            raise LaconicError(f"cannot read the optimizer {path}: {error.strerror}.") from None
+    contents = optimizer_sha256(config)
+    if contents is not None:
+        _, colon, options = config.optimizer.partition(":")
+        said["optimizer"] = contents + colon + options
     return json.dumps(said, sort_keys=True)
+
+
+def optimizer_sha256(config: TrainConfig) -> str | None:
+    """Of a learned optimizer, file or published; None for all others."""
+    name = config.optimizer.partition(":")[0]
+    if not is_learned(name):
+        return None
+    if not name.endswith(".safetensors"):
+        return load(name).sha256
+    try:
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    except OSError as error:
+        raise LaconicError(f"cannot read the optimizer {name}: {error.strerror}.") from None
 
 
 def train_command(config: TrainConfig) -> str:

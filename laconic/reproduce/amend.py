@@ -1,7 +1,7 @@
 """Other methods for a comparison that has begun: what is done stays, and only what is new or changed is run.
 
 A method that is run later than the others says so in its own record, as in any comparison that is taken up again; one
-whose values are no longer the same moves to `replaced.jsonl`.
+whose values, or whose published optimizer, are no longer the same moves to `replaced.jsonl`.
 """
 
 from dataclasses import replace
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import CHECKPOINT, RECORDS
+from laconic.evaluate.compare import CHECKPOINT, RECORDS, is_another
 from laconic.evaluate.panels import of_kind
 from laconic.recipes.compare import check
 from laconic.recipes.config import CompareConfig, command_of
+from laconic.recipes.methods import parse_method
 from laconic.reproduce.folder import bare
 from laconic.store import atomic
 from laconic.store.runlog import plain, read, rewrite
@@ -29,9 +30,10 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
     """
     header, *rest = read(folder / RECORDS)
     theirs = [bare(spec) for spec in header["config"]["optimizers"]]
-    if theirs == [bare(spec) for spec in config.optimizers]:
-        return None
     done = of_kind(rest, "method")
+    others = _run_by_others(done, config)
+    if theirs == [bare(spec) for spec in config.optimizers] and not others:
+        return None
     ours = dict(zip(check(config, folder, header), map(bare, config.optimizers), strict=True))
     gone = [method["label"] for method in done if method["label"] not in ours]
     if gone:
@@ -40,11 +42,12 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
             "anew without, or choose another --out."
         )
     if (folder / CHECKPOINT).exists():
+        why = f"has {', '.join(sorted(others))} by others of that name" if others else "was begun with other optimizers"
         raise LaconicError(
-            f"{folder} was begun with other optimizers and has one of them under way; finish that first, with "
+            f"{folder} {why} and one of its methods under way; finish that first, with "
             f"laconic compare --resume {folder}, or delete {CHECKPOINT} there."
         )
-    stays = [method for method in done if ours[method["label"]] in theirs]
+    stays = [method for method in done if ours[method["label"]] in theirs and method["label"] not in others]
     _set_aside(folder, [method for method in done if method not in stays], header)
     command = command_of(replace(config, out=folder))
     config = replace(config, out=folder, local_steps=header["config"]["local_steps"])
@@ -53,6 +56,13 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
     labels = [method["label"] for method in stays]
     new = [label for label in ours if label not in labels]
     return f"kept in {folder}: {', '.join(labels) or 'nothing'}; to be run: {', '.join(new) or 'nothing'}."
+
+
+def _run_by_others(done: list[Record], config: CompareConfig) -> set[str]:
+    """The labels of methods that are done by another optimizer than has its name now."""
+    known = {record["label"]: record for record in done if record.get("optimizer_sha256")}
+    now = [parse_method(spec, config.workers) for spec in config.optimizers] if known else []
+    return {method.label for method in now if method.label in known and is_another(method, known[method.label])}
 
 
 def _set_aside(folder: Path, methods: list[Record], header: Record) -> None:

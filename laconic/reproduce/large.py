@@ -66,7 +66,7 @@ FIG_LARGE = Experiment(
         f"LOpt-A and LAgg-A are meta-trained on the 3-layer MLP of the same images ({META_TASK}). LOpt-A (general) is "
         "the published lopt-a-general, which was meta-trained on MLPs, CNNs and a small decoder. By their `deepest` of "
         "6 all three take 6/54 of a step on ResNet-50, with its 54 matrices, and 6/51 on the others. The 6 was chosen "
-        "by an eye on the first 300 rounds of LOpt-A on this ViT and this decoder; otherwise nothing of them is tuned.",
+        "by looking at the first 300 rounds of LOpt-A on this ViT and this decoder; nothing else of them is tuned.",
         f"Baselines are tuned on each task itself, by small grids of runs of {TUNED_FOR} rounds ({RESNET50_FOR} on "
         "ResNet-50) and one seed, and so are stronger than carried over from an MLP. SGD of K·H steps, which is no "
         "rival, is at the paper's 0.05 for the MLP.",

@@ -1,7 +1,9 @@
 """A published optimizer in JAX: φ as arrays, the architecture that it serves and its card."""
 
+import hashlib
+import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -29,6 +31,16 @@ class Published:
     def name(self) -> str:
         """The name on its card."""
         return self.card.name
+
+    @property
+    def sha256(self) -> str:
+        """Of all that decides its steps: φ, and its architecture where that is not the default one."""
+        own = {f.name: getattr(self.learned, f.name) for f in fields(self.learned)}
+        told = {f.name: own[f.name] for f in fields(self.learned) if own[f.name] != f.default}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        for name in sorted(self.theta):
+            digest.update(name.encode() + np.ascontiguousarray(self.theta[name]).tobytes())
+        return digest.hexdigest()
 
     @property
     def recommended_local(self) -> LocalOptimizer:

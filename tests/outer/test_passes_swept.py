@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from laconic.outer.kernels import Tuning
@@ -10,7 +11,17 @@ from tests.outer.cases import LOPT_A, Case
 from tests.outer.trees import QUICK, assert_close, float64
 
 CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
+KINDS = (0.5, np.float32(0.5), np.array(0.5, np.float32), jnp.float32(0.5))
 POINTS = [(1.0, 0.0), (0.1, 0.0), (0.5, 0.01)]
+
+
+def test_a_number_may_be_an_array_of_any_kind():
+    case = Case(LOPT_A, {"wide": (7, 40)}, seed=360)
+    mean, _ = case.at(0)
+    made = [LOPT_A(case.theta, scale=s, weight_decay=s / 50, path="passes", tuning=CUT) for s in KINDS]
+    first, *others = (jax.jit(outer.tx.update)(mean, case.init(), case.params)[0] for outer in made)
+    for other in others:
+        assert_close(other, first, 1e-6)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

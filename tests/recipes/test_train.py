@@ -27,6 +27,7 @@ from laconic.recipes.train_folder import forget_after, lives_of, read_header, wo
 from laconic.store import runlog
 from laconic.store.runlog import read
 from laconic.tasks.catalog import make_task
+from laconic.zoo import load
 from tests.outer.trees import QUICK
 from tests.recipes import killed
 
@@ -186,6 +187,9 @@ def test_a_run_is_named_by_every_number_and_by_no_place(tmp_path, raises_clearly
         (tmp_path / f"{name}.safetensors").write_text(text)
     named = [run_name(replace(SMALL, optimizer=f"{tmp_path}/{name}.safetensors:scale=2")) for name in "abc"]
     assert named[0] == named[1] != named[2]
+    published = [run_name(replace(SMALL, optimizer=f"{name}:scale=2")) for name in ("lopt-a-digits", "lopt-a-fmnist")]
+    assert f'"{load("lopt-a-digits").sha256}:scale=2"' in published[0]
+    assert published[0] != published[1]
     with raises_clearly("cannot read the optimizer"):
         run_name(replace(SMALL, optimizer=f"{tmp_path}/none.safetensors"))
 

@@ -108,6 +108,20 @@ def test_a_row_with_other_values_is_run_again_and_its_old_record_kept(folder):
     assert replaced["provenance"]["commit"] == THEN["commit"]
 
 
+def test_a_row_by_another_optimizer_of_that_name_is_run_again(tmp_path):
+    asked, folder, watch = with_methods(LOCAL, "lopt-a-digits:label=LOpt-A"), tmp_path / "out", Watch()
+    carry_out(asked, "full", folder)
+    header, local, learned, *rest = panel_of(folder)
+    assert local["optimizer_sha256"] is None
+    before = {**learned, "optimizer_sha256": "0" * 64}
+    rewrite(folder / "panels" / "two" / "records.jsonl", [header, local, before, *rest])
+    carry_out(asked, "full", folder, watching=watch)
+    assert [label for _, label, _ in watch.begun] == ["LOpt-A"]
+    assert methods(folder)["LOpt-A"]["optimizer_sha256"] == learned["optimizer_sha256"]
+    (replaced,) = read(folder / "panels" / "two" / REPLACED)
+    assert numbers(replaced) == before
+
+
 def test_death_between_the_two_files_doubles_nothing(folder, monkeypatch):
     changed = with_methods(LOCAL, "slowmo:gamma=0.2,label=SlowMo")
 
