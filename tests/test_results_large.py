@@ -169,3 +169,11 @@ def test_whole_steps_are_too_long_for_a_small_transformer():
     )
     for name in PUBLISHED[::2]:
         assert mean_curve(SMALL, name)[-1] < mean_curve(SMALL, f"{name}:{UNDONE}")[-1] - 0.1
+
+
+def test_the_general_ones_own_language_model_takes_shorter_steps_too():
+    folder = ROOT / "results" / "general-lm-bytes"
+    now, whole = (mean_curve(folder, label)[-1] for label in ("lopt-a-general", "lopt-a-general:scale=1.8333"))
+    assert matrices_of("lm-bytes") == 11
+    assert f"it is at {now:.2f} after 300 rounds, with whole ones (`scale=1.8333`) at {whole:.2f}" in TOLD
+    assert now < whole - 0.05
