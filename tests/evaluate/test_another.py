@@ -1,7 +1,9 @@
 """A published optimizer that is not what it was when its runs were recorded: said, refused or run again, not mixed."""
 
 from dataclasses import asdict, replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from laconic.recipes.sweep_config import SweepConfig
 from laconic.recipes.train import resume_train, train
 from laconic.recipes.train_config import TrainConfig
 from laconic.tasks.base import plain_task
+from tests.outer.trees import QUICK
 from tests.zoo.made import LOPT_A, a_card, weights
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -124,7 +127,8 @@ def test_a_sweep_is_of_one_optimizer(shelf, task, tmp_path, raises_clearly):
     assert [record["kind"] for record in records].count("point") == 2
 
 
-def test_a_training_is_of_one_optimizer(shelf, tmp_path, raises_clearly):
+def test_a_training_is_of_one_optimizer(shelf, tmp_path, monkeypatch, raises_clearly):
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
     config = TrainConfig("digits-mlp:width=4", "own:scale=0.5", workers=2, local_steps=1, batch=4, rounds=2)
     folder, records = train(replace(config, out=tmp_path / "run"))
     assert records[0]["optimizer_sha256"] == zoo.load("own").sha256
