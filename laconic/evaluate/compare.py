@@ -91,11 +91,11 @@ def run_comparison(
     observer = observer or Silent()
     log, records = RunLog(folder / RECORDS), read(folder / RECORDS)
     since = changed_since(records[0].get("provenance"))
-    finished = {r["label"] for r in records if r["kind"] == "method"}
-    place = _Place(folder / CHECKPOINT, hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(), finished)
+    finished = {r["label"]: r for r in records if r["kind"] == "method"}
+    place = _Place(folder / CHECKPOINT, hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(), set(finished))
     for simulation, sizes in prepare(task, methods, setting, options):
         if simulation.method.label in finished:
-            _note_another(simulation.method, records, observer)
+            _note_another(simulation.method, finished[simulation.method.label], observer)
         else:
             _warn_past_horizon(simulation, observer)
             record = _within_memory(simulation, place, options, observer, stop)
@@ -126,13 +126,13 @@ def prepare(
     return [(simulation, simulation.traffic(options.topology)) for simulation in simulations]
 
 
-def is_another(method: Method, record: dict[str, Any]) -> bool:
-    """Whether a method's record, or checkpoint, is of another optimizer of that name; older ones do not say."""
-    return record.get("optimizer_sha256") not in (None, method.optimizer_sha256)
+def is_another(record: dict[str, Any], sha256: str | None) -> bool:
+    """Whether a record, or a checkpoint's meta, is of another optimizer than this one; older ones do not say."""
+    return record.get("optimizer_sha256") not in (None, sha256)
 
 
-def _note_another(method: Method, records: Sequence[dict[str, Any]], observer: Observer) -> None:
-    if any(is_another(method, r) for r in records if r["kind"] == "method" and r["label"] == method.label):
+def _note_another(method: Method, record: dict[str, Any], observer: Observer) -> None:
+    if is_another(record, method.optimizer_sha256):
         observer.note(
             f"{method.name} is not the optimizer that it was when {method.label} was run; that stays as it is on "
             "record. To have it run by the one of now, compare into another folder."
@@ -255,7 +255,7 @@ def _begin(simulation: Simulation, place: _Place) -> tuple[Any, _History]:
         raise LaconicError(
             f"{path} is of {meta['label']!r}, which this run does not do next; its settings were changed."
         )
-    if is_another(simulation.method, meta):
+    if is_another(meta, simulation.method.optimizer_sha256):
         raise LaconicError(
             f"{path} was begun with another {simulation.method.name} than there is now; delete it to begin "
             f"{meta['label']} anew."

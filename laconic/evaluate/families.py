@@ -113,6 +113,11 @@ def is_learned(method: str) -> bool:
     return method in published() or method.endswith(".safetensors")
 
 
+def optimizer_sha256(method: str) -> str | None:
+    """What tells a learned optimizer from another of its name; None for all other methods."""
+    return load(method).sha256 if is_learned(method) else None
+
+
 def _learned(method: str, task: Task, numbers: Mapping[str, Number]) -> Parts:
     """Its workers are those it was meta-trained with, but for what a point names."""
     found = load(method)

@@ -151,7 +151,7 @@ class Run:
     def _by_passes(
         self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None, *, in_place: bool
     ) -> tuple[Any, LearnedState]:
-        theta, scale, decay = self._known(self.theta)
+        theta, scale, decay = self._known()
         phi = passes.Phi(
             theta,
             self.theta["b0"] + _exactly(self._time(state), self.theta["w0"][-11:]),
@@ -175,9 +175,9 @@ class Run:
             new = [x - (decay * p.astype(jnp.float32)).astype(x.dtype) for x, p in zip(new, leaves, strict=True)]
         return jax.tree.unflatten(structure, new), LearnedState(state.round + 1, jax.tree.unflatten(structure, ada))
 
-    def _known(self, theta: Theta) -> tuple[Theta, float, float]:
+    def _known(self) -> tuple[Theta, float, float]:
         """φ, scale and weight decay as kernels take them, numbers: an array's scale goes into φ, a decay is 0."""
-        scale, decay = self.scale, self.weight_decay
+        theta, scale, decay = self.theta, self.scale, self.weight_decay
         if isinstance(scale, ARRAYS):
             # The direction d is as long as its weights and bias.
             first = jnp.stack([jnp.float32(scale), jnp.float32(1)])

@@ -20,7 +20,7 @@ from laconic.evaluate.run import Method
 from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.outer import OUTER, OuterOptimizer, from_optax
 from laconic.tasks.base import Task
-from laconic.zoo import cards, load, published
+from laconic.zoo import Published, cards, load, published
 
 FLOAT32_MAX = 3.4028234e38
 HAND_DESIGNED = {*FAMILIES, "optax", "small-batch-sgd"}  # whose numbers have ranges; others see to their own
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
     make: Callable[..., "Parts"]
     summary: str
-    sha256: str | None = None  # of a published optimizer
+    published: Published | None = None
 
 
 def plain_client(task: Task, local: LocalOptimizer) -> Client:
@@ -208,7 +208,7 @@ def _published(name: str) -> Entry:
         found.check_workers(K)
         return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay, fill))
 
-    return Entry(worker_aware if found.learned.gathers else mean_only, found.card.summary, found.sha256)
+    return Entry(worker_aware if found.learned.gathers else mean_only, found.card.summary, found)
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -246,7 +246,8 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
         return Method(label, gradient_client, parts.outer, how, name, parts.budget)
     said = {field: common[key] for key, field in {"clip": "clip", "decay": "weight_decay"}.items() if key in given}
     local = replace(parts.local, **said)
-    return Method(label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget, entry.sha256)
+    sha256 = None if entry.published is None else entry.published.sha256
+    return Method(label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget, sha256)
 
 
 def _number_like(default: Any, text: str, spec: str, key: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import RECORDS, Observer, Silent
-from laconic.evaluate.families import check_points, is_learned, names_of
+from laconic.evaluate.compare import RECORDS, Observer, Silent, is_another
+from laconic.evaluate.families import check_points, names_of, optimizer_sha256
 from laconic.evaluate.ranking import Rule
 from laconic.evaluate.run import Setting
 from laconic.evaluate.sweep import Sweep, check_sweep, chunks_of, run_sweep
@@ -23,7 +23,6 @@ from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source
-from laconic.zoo import load
 
 SEGMENT = 100  # rounds between two signs of progress, and two chances to stop
 
@@ -57,7 +56,7 @@ def sweep(
         command=command,
         task=describe(task, source),
         grid_points=len(grid),
-        optimizer_sha256=_optimizer_sha256(config),
+        optimizer_sha256=optimizer_sha256(config.method),
         provenance=provenance(),
     )
     atomic.write_text(folder / "command.txt", command + "\n")
@@ -81,7 +80,7 @@ def resume_sweep(
             raise LaconicError(f"{folder} was begun with a task of its own; resume it from Python with that task.")
         task, source = make_task_and_source(config.task)
     check_task(folder, header, task, source)
-    if header.get("optimizer_sha256") not in (None, _optimizer_sha256(config)):
+    if is_another(header, optimizer_sha256(config.method)):
         raise LaconicError(
             f"{folder} was begun with another {config.method} than there is now; sweep it into another folder."
         )
@@ -132,10 +131,6 @@ def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point
 def command_of(config: SweepConfig) -> str:
     """The command line that gives this config."""
     return command_line("sweep", config, SweepConfig())
-
-
-def _optimizer_sha256(config: SweepConfig) -> str | None:
-    return load(config.method).sha256 if is_learned(config.method) else None
 
 
 def _header(folder: Path) -> dict[str, Any]:

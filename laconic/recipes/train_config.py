@@ -9,12 +9,11 @@ from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
-from laconic.evaluate.families import is_learned
+from laconic.evaluate.families import optimizer_sha256
 from laconic.evaluate.run import Method, Setting, check_workers
 from laconic.recipes.config import command_line
 from laconic.recipes.methods import parse_method
 from laconic.tasks.catalog import parse_spec
-from laconic.zoo import load
 
 KEPT_APART = ("out", "checkpoint_every")  # where and how often is each process's own affair
 
@@ -94,20 +93,18 @@ def run_name(config: TrainConfig) -> str:
     may have another one of a published name.
     """
     said = {name: value for name, value in asdict(config).items() if name not in KEPT_APART}
-    contents = optimizer_sha256(config)
+    contents = contents_of(config)
     if contents is not None:
         _, colon, options = config.optimizer.partition(":")
         said["optimizer"] = contents + colon + options
     return json.dumps(said, sort_keys=True)
 
 
-def optimizer_sha256(config: TrainConfig) -> str | None:
-    """Of a learned optimizer, file or published; None for all others."""
+def contents_of(config: TrainConfig) -> str | None:
+    """The sha256 of a learned optimizer, of the whole file if it is one; None for all others."""
     name = config.optimizer.partition(":")[0]
-    if not is_learned(name):
-        return None
     if not name.endswith(".safetensors"):
-        return load(name).sha256
+        return optimizer_sha256(name)
     try:
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
     except OSError as error:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import RECORDS
+from laconic.evaluate.compare import RECORDS, is_another
 from laconic.evaluate.training import Life, Row, loss_curve, of_lives
 from laconic.recipes.folder import describe, spelled
-from laconic.recipes.train_config import TrainConfig, from_json, optimizer_sha256, run_name, to_json
+from laconic.recipes.train_config import TrainConfig, contents_of, from_json, run_name, to_json
 from laconic.store.runlog import RunLog, provenance, read, rewrite
 from laconic.tasks.base import Task
 
@@ -56,7 +56,7 @@ class Log:
             check_same(records, config, self.path)
         else:
             about = {"task": describe(task, source), "command": command, "engine": engine}
-            about["optimizer_sha256"] = optimizer_sha256(config)
+            about["optimizer_sha256"] = contents_of(config)
             RunLog(self.path).append("run", config=to_json(config), **about, provenance=provenance())
 
     def start(self, worker: int, done: int) -> None:
@@ -97,7 +97,7 @@ def check_same(records: Sequence[dict[str, Any]], config: TrainConfig, path: Pat
     header = header_of(records, path)
     if run_name(from_json(header["config"], path.parent)) != run_name(replace(config, out=path.parent)):
         raise LaconicError(f"{path.parent} belongs to a run with other settings; choose another --out.")
-    if header.get("optimizer_sha256") not in (None, optimizer_sha256(config)):
+    if is_another(header, contents_of(config)):
         raise LaconicError(
             f"{path.parent} was begun with another {config.optimizer} than there is now; choose another --out, or go "
             "on with the laconic that has it."

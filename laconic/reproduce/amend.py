@@ -62,7 +62,7 @@ def _run_by_others(done: list[Record], config: CompareConfig) -> set[str]:
     """The labels of methods that are done by another optimizer than has its name now."""
     known = {record["label"]: record for record in done if record.get("optimizer_sha256")}
     now = [parse_method(spec, config.workers) for spec in config.optimizers] if known else []
-    return {method.label for method in now if method.label in known and is_another(method, known[method.label])}
+    return {method.label for method in now if is_another(known.get(method.label, {}), method.optimizer_sha256)}
 
 
 def _set_aside(folder: Path, methods: list[Record], header: Record) -> None:

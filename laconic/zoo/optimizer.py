@@ -35,7 +35,7 @@ class Published:
     @property
     def sha256(self) -> str:
         """Of all that decides its steps: φ, and its architecture where that is not the default one."""
-        own = {f.name: getattr(self.learned, f.name) for f in fields(self.learned)}
+        own = asdict(self.learned)
         told = {f.name: own[f.name] for f in fields(self.learned) if own[f.name] != f.default}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for name in sorted(self.theta):

@@ -19,26 +19,13 @@ from laconic.recipes.sweep_config import SweepConfig
 from laconic.recipes.train import resume_train, train
 from laconic.recipes.train_config import TrainConfig
 from laconic.tasks.base import plain_task
+from tests.evaluate.notes import Notes
 from tests.outer.trees import QUICK
 from tests.zoo.made import LOPT_A, a_card, weights
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 X = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
 SETTING = CompareConfig(workers=2, local_steps=2, batch=8, rounds=4, seeds=1, evaluate_every=2)
-
-
-class Notes:
-    def __init__(self):
-        self.notes, self.calls = [], 0
-
-    def begin(self, label, rounds, done):
-        pass
-
-    def progress(self, label, done, loss):
-        self.calls += 1
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")

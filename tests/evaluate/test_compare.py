@@ -25,6 +25,7 @@ from laconic.recipes.compare import compare, resume
 from laconic.recipes.config import RECIPES, CompareConfig, command_of
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import plain_task
+from tests.evaluate.notes import Notes
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 RNG = np.random.default_rng(0)
@@ -50,20 +51,6 @@ def task():
         return {"w": jnp.zeros(6), "b": jnp.zeros(1)}
 
     return plain_task("fit", init, loss, {"x": X, "y": Y}, test={"x": X[:32], "y": Y[:32]})
-
-
-class Notes:
-    def __init__(self):
-        self.notes, self.calls, self.begun = [], 0, []
-
-    def begin(self, label, rounds, done):
-        self.begun.append((label, done))
-
-    def progress(self, label, done, loss):
-        self.calls += 1
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,16 @@ import numpy as np
 import optax
 
 from laconic.outer import features
+from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
 from tests.outer.trees import QUICK, SHAPES, assert_close, float64, random_deltas, random_theta, random_tree
 
 ROUNDS = 20
 LOPT_A, LAGG_A = LearnedOptimizer("lopt-a"), LearnedOptimizer("lagg-a", 4)
+# Blocks far smaller than the tensors, so that every kind of edge occurs: rows and columns that no block divides, lanes
+# over several rows, and tensors of several blocks; and "even" ones that the blocks cover to the last lane.
+CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
 
 
 def name_of(spec: Any) -> str:

@@ -15,12 +15,9 @@ from laconic.outer.blocks import Cut, Geometry
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
-from tests.outer.cases import LOPT_A, Case, assert_accumulators, step
+from tests.outer.cases import CUT, LOPT_A, Case, assert_accumulators, step
 from tests.outer.trees import QUICK, assert_close, float64
 
-# Blocks far smaller than the tensors, so that every kind of edge occurs: rows and columns that no block divides, lanes
-# over several rows, and tensors of several blocks; and "even" ones that the blocks cover to the last lane.
-CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
 # Tall and wide, twice the same shape, kept axes before and between the factored ones and after them, single ones.
 SHAPES = {str(shape): shape for shape in [(20, 37), (37, 20), (2, 3, 4, 6), (24, 3, 8), (9, 5, 2), (7,), ()]}
 SHAPES |= {"again": (20, 37), "even": (8, 32), "longer": (5,)}

@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.outer.kernels import Tuning
 from tests import reference as ref
-from tests.outer.cases import LOPT_A, Case
+from tests.outer.cases import CUT, LOPT_A, Case
 from tests.outer.trees import QUICK, assert_close, float64
 
-CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
 KINDS = (0.5, np.float32(0.5), np.array(0.5, np.float32), jnp.float32(0.5))
 POINTS = [(1.0, 0.0), (0.1, 0.0), (0.5, 0.01)]
 

@@ -4,10 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
-from tests.outer.cases import LOPT_A, Case
+from tests.outer.cases import CUT, LOPT_A, Case
 from tests.outer.trees import QUICK, assert_close, float64
 
 # Of a model of five matrices, a vector and a scalar; with widest = 4, with deepest = 2, and with both.
@@ -22,7 +21,6 @@ SHARES: dict[tuple[int, ...], tuple[float, float, float]] = {
 }
 RULES = ({"widest": 4}, {"deepest": 2}, {"widest": 4, "deepest": 2})
 SHAPES = {f"w{i}": shape for i, shape in enumerate(SHARES)}
-CUT = Tuning(lanes=32, rows=2, sum_lanes=64, sum_rows=4, programs=1, sum_programs=1, interpret=True)
 
 
 def first_step(case, options, **rule):
