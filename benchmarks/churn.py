@@ -1,11 +1,12 @@
 """A soak: workers are killed and stopped at random for minutes, and the model must not notice.
 
-    python benchmarks/churn.py [--minutes 5] [--workers 4] [--pace 0.05] [--every 4] [--seed 0] [--record FILE]
+    python benchmarks/churn.py [--minutes 5] [--workers 4] [--pace 0.05] [--every 4] [--seed 0]
+    [--record FILE]
 
-Every few seconds one worker is killed (and started again at once) or stopped for a while; at least one is left alone.
-Told afterwards: the longest time without a commit by anyone, whether any two processes ever held different states, and
-the training loss of the final weights against that of an undisturbed run of as many rounds. The last line is one JSON
-object.
+Every few seconds one worker is killed (and started again at once) or stopped for a while; at least
+one is left alone. Told afterwards: the longest time without a commit by anyone, whether any two
+processes ever held different states, and the training loss of the final weights against that of an
+undisturbed run of as many rounds. The last line is one JSON object.
 """
 
 import argparse
@@ -28,7 +29,14 @@ from laconic.evaluate.heldout import heldout_metrics
 from laconic.evaluate.run import Setting, Simulation
 from laconic.store.runlog import provenance, write_json
 
-TIMEOUTS = {"gather": 1.0, "heal": 5.0, "heartbeat": 0.05, "grace": 1.5, "lost": 120.0, "patience": 120.0}
+TIMEOUTS = {
+    "gather": 1.0,
+    "heal": 5.0,
+    "heartbeat": 0.05,
+    "grace": 1.5,
+    "lost": 120.0,
+    "patience": 120.0,
+}
 HANG, LOSS = 5.0, 0.05
 
 
@@ -70,7 +78,8 @@ class Churn:
 
 
 def soak(options, spec, folder):
-    """Churn for the given time, or until all rounds are done → the fleet's logs and what was done to it."""
+    """Churn for the given time, or until all rounds are done → the fleet's logs and what was done
+    to it."""
     with Fleet(folder, spec) as fleet:
         for worker in range(options.workers):
             fleet.start(worker)
@@ -91,9 +100,11 @@ def soak(options, spec, folder):
 
 
 def judge(rows):
-    """The longest time between two commits of anyone, and the rounds after which two processes held different states.
+    """The longest time between two commits of anyone, and the rounds after which two processes held
+    different states.
 
-    The last word of a life does not count: who commits and dies before anyone hears of it leaves the round to the rest.
+    The last word of a life does not count: who commits and dies before anyone hears of it leaves
+    the round to the rest.
     """
     first, digests = {}, {}
     for log in rows:
@@ -119,13 +130,19 @@ def undisturbed(task, spec):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--pace", type=float, default=0.05, help="seconds that local steps take at least")
+    parser.add_argument(
+        "--pace", type=float, default=0.05, help="seconds that local steps take at least"
+    )
     parser.add_argument("--every", type=float, default=4.0, help="mean seconds between two blows")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=0, help="0: about as many as fit into the time")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="0: about as many as fit into the time"
+    )
     parser.add_argument("--record", default="", help="file for the figures")
     options = parser.parse_args()
     rounds = options.rounds or int(60 * options.minutes / (1.6 * options.pace))
@@ -141,7 +158,9 @@ def main():
     shared = Shared(*jax.tree.unflatten(jax.tree.structure(calm), leaves))
     losses = {"churned": train_loss(task, shared), "undisturbed": train_loss(task, calm)}
     gap, diverged = judge(rows)
-    counted = np.mean([len(row["counted"]) for row in {r["round"]: r for log in rows for r in log}.values()])
+    counted = np.mean(
+        [len(row["counted"]) for row in {r["round"]: r for log in rows for r in log}.values()]
+    )
     apart = losses["churned"] / losses["undisturbed"] - 1
     figures = {
         "benchmark": "churn",
@@ -159,7 +178,16 @@ def main():
         "options": vars(options),
         **provenance(),
     }
-    for name in ("rounds", "kills", "stops", "mean_workers", "healed", "longest_gap_s", "loss_apart", "passed"):
+    for name in (
+        "rounds",
+        "kills",
+        "stops",
+        "mean_workers",
+        "healed",
+        "longest_gap_s",
+        "loss_apart",
+        "passed",
+    ):
         print(f"{name:16} {figures[name]}")
     if options.record:
         write_json(options.record, figures)

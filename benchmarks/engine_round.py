@@ -1,11 +1,13 @@
-"""What the engine itself costs a round: everything but the local steps, the bytes' own journey and the outer step.
+"""What the engine itself costs a round: everything but the local steps, the bytes' own journey and
+the outer step.
 
-    python benchmarks/engine_round.py [--workers 2 4] [--parameters 1000000] [--compress dense] [--record FILE]
+    python benchmarks/engine_round.py [--workers 2 4] [--parameters 1000000] [--compress dense]
+    [--record FILE]
 
-Real processes on the loopback, each on a core of its own as far as there are cores. "quorum" is the least that any
-worker waited in a round, which is what the protocol costs; what a worker waits beyond that is for slower ones. "check"
-is the signature, the guard and the hash of the state; "rest" is what no clock covers, this program's log included. The
-last line is one JSON object.
+Real processes on the loopback, each on a core of its own as far as there are cores. "quorum" is the
+least that any worker waited in a round, which is what the protocol costs; what a worker waits
+beyond that is for slower ones. "check" is the signature, the guard and the hash of the state;
+"rest" is what no clock covers, this program's log included. The last line is one JSON object.
 """
 
 import argparse
@@ -47,10 +49,14 @@ def measure(options, workers):
 def split(rows_WR):
     """Milliseconds of each part in each round: over workers the mean, of the quorum the least."""
     rounds = list(zip(*[rows[1:] for rows in rows_WR], strict=True))
-    mean = lambda name: [1000 * statistics.mean(r["seconds"][name] for r in rows) for rows in rounds]
+    mean = lambda name: [
+        1000 * statistics.mean(r["seconds"][name] for r in rows) for rows in rounds
+    ]
     parts = {name: mean(name) for name in ("compute", "gather", "outer", "check")}
     parts["quorum"] = [1000 * min(r["seconds"]["quorum"] for r in rows) for rows in rounds]
-    gone = lambda before, after: after["committed_at"] - before["committed_at"] - sum(after["seconds"].values())
+    gone = lambda before, after: (
+        after["committed_at"] - before["committed_at"] - sum(after["seconds"].values())
+    )
     rests = [[gone(*pair) for pair in itertools.pairwise(rows)] for rows in rows_WR]
     parts["rest"] = [1000 * statistics.mean(rest) for rest in zip(*rests, strict=True)]
     parts["engine"] = [sum(own) for own in zip(*(parts[name] for name in OWN), strict=True)]
@@ -62,16 +68,25 @@ def figures_of(options, workers):
     rows = measure(options, workers)
     parts = split(rows)
     median = {name: round(statistics.median(values), 3) for name, values in parts.items()}
-    tenth = {name: round(statistics.quantiles(values, n=10)[0], 3) for name, values in parts.items()}
-    print(f"{options.parameters:,} parameters, {workers} workers, {options.compress}; engine = {' + '.join(OWN)}")
+    tenth = {
+        name: round(statistics.quantiles(values, n=10)[0], 3) for name, values in parts.items()
+    }
+    print(
+        f"{options.parameters:,} parameters, {workers} workers, {options.compress}; engine = "
+        f"{' + '.join(OWN)}"
+    )
     for name in parts:
         print(f"  {name:8} {median[name]:8.3f} ms (best tenth {tenth[name]:.3f})", flush=True)
     return {"median_ms": median, "best_tenth_ms": tenth, "sent_bytes": rows[0][-1]["sent"]}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="one measurement for each number")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[2, 4], help="one measurement for each number"
+    )
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--compress", default="dense")

@@ -1,7 +1,9 @@
-"""Worker processes for benchmarks: a nursery that imports everything once and forks a worker for each request.
+"""Worker processes for benchmarks: a nursery that imports everything once and forks a worker for
+each request.
 
-A request is a line of JSON on stdin with `Spec`'s fields; the answer is the process id. A worker appends one JSON line
-a round to `FOLDER/worker-N.jsonl`, and writes its weights to `FOLDER/weights-N.npz` when it has finished.
+A request is a line of JSON on stdin with `Spec`'s fields; the answer is the process id. A worker
+appends one JSON line a round to `FOLDER/worker-N.jsonl`, and writes its weights to
+`FOLDER/weights-N.npz` when it has finished.
 """
 
 import contextlib
@@ -64,7 +66,9 @@ def method_of(spec):
     from laconic.outer import OUTER
 
     local = LocalOptimizer("sgd", spec.rate)
-    return local_method("benchmark", local, OUTER[spec.outer].make(), parse_compressor(spec.compress))
+    return local_method(
+        "benchmark", local, OUTER[spec.outer].make(), parse_compressor(spec.compress)
+    )
 
 
 def work(spec):
@@ -84,25 +88,46 @@ def work(spec):
             time.sleep(spec.pace)
 
     seal = Seal.of("benchmark", spec.folder)
-    engine = TorchFTEngine(spec.worker, spec.workers, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts))
+    engine = TorchFTEngine(
+        spec.worker, spec.workers, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts)
+    )
     setting = Setting(spec.workers, spec.local_steps, spec.batch, spec.rounds, (0,))
     keep = {"folder": spec.folder, "checkpoint_every": 50} if spec.pace else {}
     last = None
     with open(f"{spec.folder}/worker-{spec.worker}.jsonl", "a", encoding="utf-8") as log:
-        for report in Run(task_of(spec.task), method_of(spec), setting, engine, seal, at=at, **keep).rounds():
-            fields = ("round", "loss", "sent", "received", "attempts", "healed", "digest", "committed_at")
+        for report in Run(
+            task_of(spec.task), method_of(spec), setting, engine, seal, at=at, **keep
+        ).rounds():
+            fields = (
+                "round",
+                "loss",
+                "sent",
+                "received",
+                "attempts",
+                "healed",
+                "digest",
+                "committed_at",
+            )
             row = {name: getattr(report, name) for name in fields}
-            row |= {"quorum": report.quorum.workers, "counted": sorted(report.losses), "pid": os.getpid()}
+            row |= {
+                "quorum": report.quorum.workers,
+                "counted": sorted(report.losses),
+                "pid": os.getpid(),
+            }
             log.write(json.dumps(row | {"seconds": dataclasses.asdict(report.seconds)}) + "\n")
             log.flush()
             last = report
     if last is not None:
-        np.savez(f"{spec.folder}/weights-{spec.worker}.npz", *map(np.asarray, jax.tree.leaves(last.shared)))
+        np.savez(
+            f"{spec.folder}/weights-{spec.worker}.npz",
+            *map(np.asarray, jax.tree.leaves(last.shared)),
+        )
     Path(f"{spec.folder}/done-{spec.worker}").touch()
 
 
 def nurse(read, errors, work):
-    """Fork a worker for each line of stdin: `read` it, send what it prints to the file `errors` names, and `work`."""
+    """Fork a worker for each line of stdin: `read` it, send what it prints to the file `errors`
+    names, and `work`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are buried at once
     print("ready", flush=True)
     for line in sys.stdin:
@@ -132,7 +157,10 @@ class Fleet:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         self.folder, self.pids = Path(folder), {}
-        self._spec = dataclasses.asdict(spec) | {"lighthouse": f"127.0.0.1:{port}", "folder": str(folder)}
+        self._spec = dataclasses.asdict(spec) | {
+            "lighthouse": f"127.0.0.1:{port}",
+            "folder": str(folder),
+        }
         environment = os.environ | {
             "PYTHONPATH": str(ROOT),
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
@@ -140,8 +168,17 @@ class Fleet:
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
         pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": ROOT}
-        seen = ["--bind", f"127.0.0.1:{port}", "--heartbeat-timeout", str(heartbeat_timeout), "--join-timeout", "30"]
-        self._lighthouse = subprocess.Popen([sys.executable, "-m", "laconic.engines.lighthouse", *seen], **pipes)
+        seen = [
+            "--bind",
+            f"127.0.0.1:{port}",
+            "--heartbeat-timeout",
+            str(heartbeat_timeout),
+            "--join-timeout",
+            "30",
+        ]
+        self._lighthouse = subprocess.Popen(
+            [sys.executable, "-m", "laconic.engines.lighthouse", *seen], **pipes
+        )
         self._nursery = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, **pipes)
         told, orders, answers = self._lighthouse.stdout, self._nursery.stdin, self._nursery.stdout
         assert told is not None
@@ -201,4 +238,8 @@ if __name__ == "__main__":
     import laconic.engines.loop
     import laconic.engines.torchft  # noqa: F401  (imported before the first fork, so that no worker has to)
 
-    nurse(lambda line: Spec(**json.loads(line)), lambda spec: f"{spec.folder}/stderr-{spec.worker}", work)
+    nurse(
+        lambda line: Spec(**json.loads(line)),
+        lambda spec: f"{spec.folder}/stderr-{spec.worker}",
+        work,
+    )

@@ -1,4 +1,5 @@
-"""The frozen textbook step, which lies in the package (`laconic/bench/textbook.py`); run, it prints time and memory."""
+"""The frozen textbook step, which lies in the package (`laconic/bench/textbook.py`); run, it prints
+time and memory."""
 
 import sys
 from pathlib import Path

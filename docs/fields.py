@@ -1,4 +1,5 @@
-"""For the documentation site: the aligned `name: meaning` lines of a docstring become a list, not one paragraph."""
+"""For the documentation site: the aligned `name: meaning` lines of a docstring become a list, not
+one paragraph."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""A plain optax loop of local SGD, then the same loop with a learned outer optimizer: three lines change.
+"""A plain optax loop of local SGD, then the same loop with a learned outer optimizer: three lines
+change.
 
 python examples/optax_swap.py [NAME | FILE.safetensors]
 """
@@ -13,7 +14,13 @@ from sklearn.datasets import load_digits
 import laconic  # line 1
 
 NAME = sys.argv[1] if len(sys.argv) > 1 else "lopt-a-fmnist"
-K, H, B, ROUNDS, GAMMA = 8, 4, 32, 100, 0.3  # workers, local steps, batch, rounds, the workers' learning rate
+K, H, B, ROUNDS, GAMMA = (
+    8,
+    4,
+    32,
+    100,
+    0.3,
+)  # workers, local steps, batch, rounds, the workers' learning rate
 images, labels = load_digits(return_X_y=True)
 X, Y = jnp.asarray(images / 16, jnp.float32), jnp.asarray(labels)
 
@@ -30,8 +37,12 @@ def loss(params, rows):
 
 
 def local_steps(params, rows_HB):
-    """What one worker does in a round: H steps of SGD. It sends its delta, which points uphill like a gradient."""
-    step = lambda p, rows: (jax.tree.map(lambda w, g: w - GAMMA * g, p, jax.grad(loss)(p, rows)), None)
+    """What one worker does in a round: H steps of SGD. It sends its delta, which points uphill like
+    a gradient."""
+    step = lambda p, rows: (
+        jax.tree.map(lambda w, g: w - GAMMA * g, p, jax.grad(loss)(p, rows)),
+        None,
+    )
     return jax.tree.map(jnp.subtract, params, jax.lax.scan(step, params, rows_HB)[0])
 
 
@@ -41,9 +52,13 @@ def train(outer, seed=0):
 
     @jax.jit
     def communication_round(params, state, key):
-        deltas = jax.vmap(local_steps, (None, 0))(params, jax.random.randint(key, (K, H, B), 0, len(X)))
+        deltas = jax.vmap(local_steps, (None, 0))(
+            params, jax.random.randint(key, (K, H, B), 0, len(X))
+        )
         mean = jax.tree.map(lambda d: d.mean(axis=0), deltas)
-        updates, state = outer.update(mean, state, params, worker_deltas=deltas)  # lagg-a looks at every delta
+        updates, state = outer.update(
+            mean, state, params, worker_deltas=deltas
+        )  # lagg-a looks at every delta
         return optax.apply_updates(params, updates), state
 
     params = init(jax.random.key(seed))

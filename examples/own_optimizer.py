@@ -1,4 +1,5 @@
-"""An outer optimizer of one's own in every table: this file is the `laconic` command with one optimizer more.
+"""An outer optimizer of one's own in every table: this file is the `laconic` command with one
+optimizer more.
 
 python own_optimizer.py compare --optimizers local-sgd slowmo sign-momentum:rate=0.003
 python own_optimizer.py sweep sign-momentum --task digits-mlp --rounds 100
@@ -27,7 +28,9 @@ def sign_momentum(rate: float = 0.01, beta: float = 0.9) -> OuterOptimizer:
 
 
 GRID = ("gamma=0.3,0.1", "rate=0.01,0.003,0.001", "beta=0.9,0.5")
-OUTER["sign-momentum"] = Entry(sign_momentum, "steps along the sign of a momentum", row="rate=0.003", grid=GRID)
+OUTER["sign-momentum"] = Entry(
+    sign_momentum, "steps along the sign of a momentum", row="rate=0.003", grid=GRID
+)
 
 if __name__ == "__main__":
     main()

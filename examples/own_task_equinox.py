@@ -32,5 +32,8 @@ if __name__ == "__main__":
     config = laconic.CompareConfig(optimizers=("local-sgd", "diloco"), rounds=60, seeds=2)
     folder, records = laconic.compare(config, task)
     for row in records[-1]["rows"]:
-        print(f"{row['label']:12} train loss {row['final_train']:.4f}, test accuracy {row['test_accuracy']:.1%}")
+        print(
+            f"{row['label']:12} train loss {row['final_train']:.4f}, test accuracy "
+            f"{row['test_accuracy']:.1%}"
+        )
     print(f"report: {folder / 'report.html'}")

@@ -30,5 +30,7 @@ if __name__ == "__main__":
     )
     folder, records = laconic.compare(config, task)
     for row in records[-1]["rows"]:
-        print(f"{row['label']:28} final train loss {row['final_train']:.4f}, speedup {row['speedup']}")
+        print(
+            f"{row['label']:28} final train loss {row['final_train']:.4f}, speedup {row['speedup']}"
+        )
     print(f"report: {folder / 'report.html'}")

@@ -1,4 +1,5 @@
-"""torchft's DiLoCo between two processes of this machine, with averaging, Nesterov and a learned outer optimizer.
+"""torchft's DiLoCo between two processes of this machine, with averaging, Nesterov and a learned
+outer optimizer.
 
 python examples/torch_diloco.py [NAME | FILE.safetensors]     # starts its own Lighthouses and workers
 """
@@ -18,7 +19,9 @@ from torch.distributed import TCPStore
 
 import laconic.torch
 
-os.environ.setdefault("RUST_LOG", "warn")  # torchft reads it as it is imported, and otherwise logs every quorum
+os.environ.setdefault(
+    "RUST_LOG", "warn"
+)  # torchft reads it as it is imported, and otherwise logs every quorum
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
@@ -33,14 +36,25 @@ OUTERS = {
 
 
 def train(outer_name, manager, rank, gamma):
-    """Rounds of H local steps on this worker's half of the digits → losses, and a hash of what the model became."""
+    """Rounds of H local steps on this worker's half of the digits → losses, and a hash of what the
+    model became."""
     images, labels = load_digits(return_X_y=True)
     X, Y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
     torch.manual_seed(0)  # the same weights everywhere
-    layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    layers = (
+        torch.nn.Linear(64, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
     model = torch.nn.Sequential(*layers)
     mine, generator = torch.arange(rank, len(X), WORKERS), torch.Generator().manual_seed(rank)
-    local, outer, losses = torch.optim.SGD(model.parameters(), gamma), OUTERS[outer_name](model.parameters()), []
+    local, outer, losses = (
+        torch.optim.SGD(model.parameters(), gamma),
+        OUTERS[outer_name](model.parameters()),
+        [],
+    )
     with DiLoCo(manager, [model], local, outer, sync_every=H):
         for stop in ROUNDS:
             while manager.current_step() < stop:
@@ -85,7 +99,8 @@ def main(name):
     lighthouses = [LighthouseServer(bind=f"{HOST}:0", min_replicas=WORKERS) for _ in OUTERS]
     addresses = [f"http://{HOST}:{server.address().rsplit(':', 1)[1]}" for server in lighthouses]
     command = [sys.executable, __file__, name, "--worker"]
-    # Files, not pipes: a worker whose full pipe nobody reads would stand still, and the other wait for it.
+    # Files, not pipes: a worker whose full pipe nobody reads would stand still, and the other wait
+    # for it.
     outs, errs = ([tempfile.TemporaryFile("w+") for _ in range(WORKERS)] for _ in range(2))  # noqa: SIM115
     processes = [
         subprocess.Popen([*command, str(rank), *addresses], stdout=outs[rank], stderr=errs[rank])
@@ -102,7 +117,9 @@ def main(name):
         agree = "agree" if len({reply["weights"] for reply in replies}) == 1 else "DIFFER"
         early, late = replies[0]["losses"]
         print(
-            f"{replies[0]['outer']}: loss {early:.4f} after {ROUNDS[0]} rounds, {late:.4f} after {ROUNDS[1]}; ", end=""
+            f"{replies[0]['outer']}: loss {early:.4f} after {ROUNDS[0]} rounds, {late:.4f} after "
+            f"{ROUNDS[1]}; ",
+            end="",
         )
         print(f"the workers' weights {agree}")
 

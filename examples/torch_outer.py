@@ -1,4 +1,5 @@
-"""Local SGD in plain PyTorch, with averaging, DiLoCo's Nesterov and a learned outer optimizer on the server.
+"""Local SGD in plain PyTorch, with averaging, DiLoCo's Nesterov and a learned outer optimizer on
+the server.
 
 python examples/torch_outer.py [NAME | FILE.safetensors]     # an optimizer that sees the mean: lopt-a-…
 """
@@ -31,7 +32,13 @@ def local_steps(model, gamma, generator):
 def train(make_outer, gamma):
     """Rounds of local SGD with any torch optimizer on the server → the loss on all data after each."""
     torch.manual_seed(0)
-    layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    layers = (
+        torch.nn.Linear(64, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
     model = torch.nn.Sequential(*layers)
     params, generator = list(model.parameters()), torch.Generator().manual_seed(1)
     outer, losses = make_outer(params), []

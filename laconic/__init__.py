@@ -1,6 +1,7 @@
 """laconic: learned aggregation for communication-efficient training.
 
-A name is imported from its home when it is first asked for, so that `import laconic.torch` never imports JAX.
+A name is imported from its home when it is first asked for, so that `import laconic.torch` never
+imports JAX.
 """
 
 import importlib

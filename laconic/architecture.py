@@ -1,4 +1,5 @@
-"""What a learned optimizer is made of, apart from any framework: its architectures, its constants, φ's shapes.
+"""What a learned optimizer is made of, apart from any framework: its architectures, its constants,
+φ's shapes.
 
 JAX and PyTorch both take their step from what stands here, and nothing here imports either.
 """
@@ -11,7 +12,9 @@ from typing import Any
 from laconic.errors import LaconicError, unknown
 
 LAMBDA = 0.001
-LEAST_SHARE = 1 / 8  # of a whole step, for the widest tensors: an embedding's many rows are no inputs of one sum
+LEAST_SHARE = (
+    1 / 8
+)  # of a whole step, for the widest tensors: an embedding's many rows are no inputs of one sum
 TIME_SHIFT = {"shifted": 1.0, "paper": 0.0}
 TIMESCALES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 MOMENTUM = (0.9, 0.99, 0.999)
@@ -58,15 +61,22 @@ class Architecture:
         if self.time not in TIME_SHIFT:
             raise unknown("time features", self.time, TIME_SHIFT)
         if self.widest < 0:
-            raise LaconicError(f"widest counts a tensor's inputs and cannot be negative, got {self.widest}.")
+            raise LaconicError(
+                f"widest counts a tensor's inputs and cannot be negative, got {self.widest}."
+            )
         if self.deepest < 0:
-            raise LaconicError(f"deepest counts a model's matrices and cannot be negative, got {self.deepest}.")
+            raise LaconicError(
+                f"deepest counts a model's matrices and cannot be negative, got {self.deepest}."
+            )
         if self.gathers and (self.workers is None or self.workers < 1):
             raise LaconicError(
-                f"{self.architecture} sees every worker's delta and needs workers=K, got {self.workers}."
+                f"{self.architecture} sees every worker's delta and needs workers=K, got "
+                f"{self.workers}."
             )
         if not self.gathers and self.workers is not None:
-            raise LaconicError(f"{self.architecture} sees only the mean delta and serves any K; leave workers out.")
+            raise LaconicError(
+                f"{self.architecture} sees only the mean delta and serves any K; leave workers out."
+            )
 
     @property
     def gathers(self) -> bool:
@@ -96,7 +106,8 @@ class Architecture:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of φ: weights and biases of three layers, and the offsets of seven decays if it has any."""
+        """The tensors of φ: weights and biases of three layers, and the offsets of seven decays if
+        it has any."""
         sizes = (self.inputs, self.hidden, self.hidden, 2)
         found: dict[str, tuple[int, ...]] = {"decay": (7,)} if self.accumulates else {}
         for i in range(3):
@@ -104,11 +115,13 @@ class Architecture:
         return found
 
     def share(self, shape: Sequence[int], matrices: int) -> float:
-        """The share of a whole step for a tensor of this shape, outputs last, in a model of so many matrices.
+        """The share of a whole step for a tensor of this shape, outputs last, in a model of so many
+        matrices.
 
-        φ sees one tensor at a time, every feature normalised over it, so it cannot see that steps of one size add up to
-        more in a sum of more inputs, and over more layers. With `widest`, a matrix or kernel of n > widest inputs takes
-        widest/n of a step; with `deepest`, every tensor of a model of M > deepest matrices takes deepest/M of that.
+        φ sees one tensor at a time, every feature normalised over it, so it cannot see that steps
+        of one size add up to more in a sum of more inputs, and over more layers. With `widest`, a
+        matrix or kernel of n > widest inputs takes widest/n of a step; with `deepest`, every tensor
+        of a model of M > deepest matrices takes deepest/M of that.
         """
         inputs = math.prod(shape[:-1]) if len(shape) > 1 else 0
         wide = max(LEAST_SHARE, self.widest / inputs) if 0 < self.widest < inputs else 1.0
@@ -119,8 +132,12 @@ class Architecture:
         want, have = self.shapes, {name: tuple(x.shape) for name, x in theta.items()}
         if want != have:
             wrong = sorted(n for n in {*want, *have} if want.get(n) != have.get(n))
-            detail = ", ".join(f"{n} is {have.get(n, 'missing')}, not {want.get(n, 'known')}" for n in wrong)
-            raise LaconicError(f"these weights are not of {self.architecture} with {self.deltas} deltas: {detail}.")
+            detail = ", ".join(
+                f"{n} is {have.get(n, 'missing')}, not {want.get(n, 'known')}" for n in wrong
+            )
+            raise LaconicError(
+                f"these weights are not of {self.architecture} with {self.deltas} deltas: {detail}."
+            )
 
 
 def matrices_among(shapes: Iterable[Sequence[int]]) -> int:

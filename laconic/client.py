@@ -1,4 +1,5 @@
-"""A worker's side of a round: H local steps of any optax optimizer, then one message (Algorithm 1, lines 3-7)."""
+"""A worker's side of a round: H local steps of any optax optimizer, then one message (Algorithm 1,
+lines 3-7)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from laconic.errors import LaconicError
-from laconic.local import LocalOptimizer as LocalOptimizer  # a worker is made of one, so it is found here too
+from laconic.local import (
+    LocalOptimizer as LocalOptimizer,
+)  # a worker is made of one, so it is found here too
 from laconic.tasks.base import ModelState, Params, Task
 
 State = Any
@@ -22,7 +25,8 @@ class Shared(NamedTuple):
 
 
 class Controlled(NamedTuple):
-    """The same for workers whose drift the server corrects: `control` is its part of the correction (SCAFFOLD's c)."""
+    """The same for workers whose drift the server corrects: `control` is its part of the correction
+    (SCAFFOLD's c)."""
 
     params: Params
     model_state: ModelState
@@ -30,9 +34,11 @@ class Controlled(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What a worker sends: Δ (compressed on the way), `extra` (averaged, never compressed) and its weight.
+    """What a worker sends: Δ (compressed on the way), `extra` (averaged, never compressed) and its
+    weight.
 
-    `control` is a change of the worker's own control variate; the server adds up everyone's, whatever their weights.
+    `control` is a change of the worker's own control variate; the server adds up everyone's,
+    whatever their weights.
     """
 
     delta: Any
@@ -42,7 +48,8 @@ class Message(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Items of a worker that may stop early: minibatches [H, …], the steps it takes of them, and a factor of its Δ.
+    """Items of a worker that may stop early: minibatches [H, …], the steps it takes of them, and a
+    factor of its Δ.
 
     None is all H steps, and a Δ as it is.
     """
@@ -53,7 +60,8 @@ class Work(NamedTuple):
 
 
 class Client(NamedTuple):
-    """Pure functions. `run` returns the message, the state to keep for next time, and the losses [H].
+    """Pure functions. `run` returns the message, the state to keep for next time, and the losses
+    [H].
 
     `begin` adds what the server shares beside the weights, before the first round.
     """
@@ -63,22 +71,30 @@ class Client(NamedTuple):
     begin: Callable[[Shared], Any] = lambda shared: shared
 
 
-Correction = Callable[[Params, Params, Any, Any], Params]  # (gradients, weights, what is shared, what is the worker's)
+Correction = Callable[
+    [Params, Params, Any, Any], Params
+]  # (gradients, weights, what is shared, what is the worker's)
 
 
 def local_client(task: Task, optimizer: optax.GradientTransformation) -> Client:
-    """H steps from the shared weights; Δ = W₀ − W_H. The optimizer's state stays with the worker across rounds."""
+    """H steps from the shared weights; Δ = W₀ − W_H. The optimizer's state stays with the worker
+    across rounds."""
     return local_work(task, optimizer, None)
 
 
-def local_work(task: Task, optimizer: optax.GradientTransformation, correct: Correction | None) -> Client:
-    """`local_client` with a correction of every gradient, of which the worker itself remembers nothing."""
+def local_work(
+    task: Task, optimizer: optax.GradientTransformation, correct: Correction | None
+) -> Client:
+    """`local_client` with a correction of every gradient, of which the worker itself remembers
+    nothing."""
     steps = local_steps(task, optimizer, correct)
 
     def init(shared: Shared) -> State:
         return optimizer.init(shared.params)
 
-    def run(shared: Any, state: State, items: Any, key: jax.Array) -> tuple[Message, State, jax.Array]:
+    def run(
+        shared: Any, state: State, items: Any, key: jax.Array
+    ) -> tuple[Message, State, jax.Array]:
         work = work_of(items)
         params, model_state, state, losses_H = steps(shared, state, (), work, key)
         return Message(sent_delta(shared, params, work), model_state), state, losses_H
@@ -86,20 +102,27 @@ def local_work(task: Task, optimizer: optax.GradientTransformation, correct: Cor
     return Client(init, run)
 
 
-def local_steps(task: Task, optimizer: optax.GradientTransformation, correct: Correction | None) -> Callable:
-    """(shared, optimizer state, the worker's own, work, key) → weights, model state, optimizer state, losses [H].
+def local_steps(
+    task: Task, optimizer: optax.GradientTransformation, correct: Correction | None
+) -> Callable:
+    """(shared, optimizer state, the worker's own, work, key) → weights, model state, optimizer
+    state, losses [H].
 
-    After its last step a worker stands still. The losses of steps it does not take are the mean of those it does, so
-    that a mean over H is one over its steps.
+    After its last step a worker stands still. The losses of steps it does not take are the mean of
+    those it does, so that a mean over H is one over its steps.
     """
     tx = optax.with_extra_args_support(optimizer)
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
-    def run(shared: Any, state: State, own: Any, work: Work, key: jax.Array) -> tuple[Params, Any, State, jax.Array]:
+    def run(
+        shared: Any, state: State, own: Any, work: Work, key: jax.Array
+    ) -> tuple[Params, Any, State, jax.Array]:
         def step(carry: Any, item_h: Any) -> tuple[Any, jax.Array]:
             params, model_state, opt_state, h = carry
             batch = task.feed.take(item_h)  # line 4
-            (loss, aux), grads = value_and_grad(params, model_state, batch, jax.random.fold_in(key, h))
+            (loss, aux), grads = value_and_grad(
+                params, model_state, batch, jax.random.fold_in(key, h)
+            )
             if correct is not None:
                 grads = correct(grads, params, shared, own)
             updates, opt_state = tx.update(grads, opt_state, params)
@@ -110,7 +133,12 @@ def local_steps(task: Task, optimizer: optax.GradientTransformation, correct: Co
 
         start = (shared.params, shared.model_state, state, jnp.int32(0))
         (params, model_state, state, _), losses_H = jax.lax.scan(step, start, work.batches)
-        return params, model_state, state, losses_H if work.steps is None else _of_steps(losses_H, work.steps)
+        return (
+            params,
+            model_state,
+            state,
+            losses_H if work.steps is None else _of_steps(losses_H, work.steps),
+        )
 
     return run
 
@@ -133,28 +161,42 @@ def _of_steps(losses_H: jax.Array, steps: jax.Array) -> jax.Array:
 
 
 def gradient_client(task: Task) -> Client:
-    """The synchronous worker: one gradient over its H·B examples at the shared weights, and no local step.
+    """The synchronous worker: one gradient over its H·B examples at the shared weights, and no
+    local step.
 
-    With it the message Δ is the gradient itself, so data-parallel SGD or Adam at batch K·H·B is the outer optimizer
-    of the same name, on the same data and the same number of messages as H local steps. Where the task takes fewer
-    examples at once, the gradient is the mean of several; BatchNorm then sees each of those batches by itself.
+    With it the message Δ is the gradient itself, so data-parallel SGD or Adam at batch K·H·B is the
+    outer optimizer of the same name, on the same data and the same number of messages as H local
+    steps. Where the task takes fewer examples at once, the gradient is the mean of several;
+    BatchNorm then sees each of those batches by itself.
     """
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
-    def run(shared: Shared, state: State, items: Any, key: jax.Array) -> tuple[Message, State, jax.Array]:
+    def run(
+        shared: Shared, state: State, items: Any, key: jax.Array
+    ) -> tuple[Message, State, jax.Array]:
         if isinstance(items, Work):
-            raise LaconicError("a synchronous method takes no local steps, so its workers cannot stop early.")
+            raise LaconicError(
+                "a synchronous method takes no local steps, so its workers cannot stop early."
+            )
         merged = jax.tree.map(lambda i: i.reshape(i.shape[0] * i.shape[1], *i.shape[2:]), items)
         pieces = _pieces(jax.tree.leaves(merged)[0].shape[0], task.at_once)
         if pieces == 1:
-            (loss, aux), grads = value_and_grad(shared.params, shared.model_state, task.feed.take(merged), key)
+            (loss, aux), grads = value_and_grad(
+                shared.params, shared.model_state, task.feed.take(merged), key
+            )
             return Message(grads, aux.model_state), state, loss[None]
 
         def add(carry: Any, item: Any) -> tuple[Any, jax.Array]:
             total, model_state, p = carry
             piece_key = jax.random.fold_in(key, p)
-            (loss, aux), grads = value_and_grad(shared.params, model_state, task.feed.take(item), piece_key)
-            return (jax.tree.map(lambda t, g: t + g / pieces, total, grads), aux.model_state, p + 1), loss
+            (loss, aux), grads = value_and_grad(
+                shared.params, model_state, task.feed.take(item), piece_key
+            )
+            return (
+                jax.tree.map(lambda t, g: t + g / pieces, total, grads),
+                aux.model_state,
+                p + 1,
+            ), loss
 
         cut = jax.tree.map(lambda i: i.reshape(pieces, -1, *i.shape[1:]), merged)
         start = (jax.tree.map(jnp.zeros_like, shared.params), shared.model_state, jnp.int32(0))
@@ -170,7 +212,8 @@ def _pieces(examples: int, at_once: int | None) -> int:
         return 1
     if examples % at_once:
         raise LaconicError(
-            f"a gradient of {examples} examples cannot be taken {at_once} at once: choose at_once, an option of the "
+            f"a gradient of {examples} examples cannot be taken {at_once} at once: choose at_once, "
+            "an option of the "
             "task, to divide it."
         )
     return examples // at_once

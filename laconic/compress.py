@@ -1,8 +1,10 @@
-"""What a message looks like on the wire: dense, top-k, quantised, with error feedback, and their chains.
+"""What a message looks like on the wire: dense, top-k, quantised, with error feedback, and their
+chains.
 
-A compressor turns Δ into a *payload*, a pytree of arrays whose raw bytes are exactly what is sent; indices are packed
-at ⌈log₂ n⌉ bits and 4-bit values two to a byte, so the size of a message is counted, never estimated. Sparse payloads
-cannot be summed on the way: whoever combines messages decodes them first.
+A compressor turns Δ into a *payload*, a pytree of arrays whose raw bytes are exactly what is sent;
+indices are packed at ⌈log₂ n⌉ bits and 4-bit values two to a byte, so the size of a message is
+counted, never estimated. Sparse payloads cannot be summed on the way: whoever combines messages
+decodes them first.
 """
 
 import math
@@ -24,18 +26,25 @@ BUCKET = 256  # values that share one scale when quantised
 
 @dataclass(frozen=True)
 class Compressor:
-    """Pure functions; `state` is what a worker remembers from round to round (the error-feedback residual)."""
+    """Pure functions; `state` is what a worker remembers from round to round (the error-feedback
+    residual)."""
 
     name: str
     init: Callable[[Tree], Any]  # params → state
-    encode: Callable[[Tree, Any, jax.Array], tuple[Any, Any]]  # (delta, state, key) → (payload, state)
+    encode: Callable[
+        [Tree, Any, jax.Array], tuple[Any, Any]
+    ]  # (delta, state, key) → (payload, state)
     decode: Callable[[Any, Tree], Tree]  # (payload, params or anything of their structure) → delta
 
     def bits(self, params: Tree) -> int:
         """Bits of one message for parameters of this structure: eight times the payload's bytes."""
-        delta = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
+        delta = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params
+        )
         state = jax.eval_shape(self.init, delta)
-        payload, _ = jax.eval_shape(self.encode, delta, state, jax.eval_shape(lambda: jax.random.key(0)))
+        payload, _ = jax.eval_shape(
+            self.encode, delta, state, jax.eval_shape(lambda: jax.random.key(0))
+        )
         return tree_bits(payload)
 
 
@@ -49,7 +58,7 @@ def payload_bytes(payload: Any) -> bytes:
     return b"".join(jax.device_get(leaf).tobytes() for leaf in jax.tree.leaves(payload))
 
 
-# --- vectors: the codecs that compressors are made of ---------------------------------------------------------------
+# --- vectors: the codecs that compressors are made of ---------------------------------------------
 
 
 class Codec(NamedTuple):
@@ -88,7 +97,9 @@ def quantised(width: int) -> Codec:
         scales = jnp.max(jnp.abs(x_NB), axis=1)
         ratio = x_NB / jnp.where(scales > 0, scales, 1.0)[:, None]
         noise = jnp.pad(jax.random.uniform(key, (n,)), (0, -n % BUCKET)).reshape(-1, BUCKET)
-        levels = jnp.clip(jnp.floor(ratio * top + noise), -top, top).astype(jnp.int8).reshape(-1)[:n]
+        levels = (
+            jnp.clip(jnp.floor(ratio * top + noise), -top, top).astype(jnp.int8).reshape(-1)[:n]
+        )
         return Quantised(levels if width == 8 else _pack_nibbles(levels), scales)
 
     def decode(payload: Quantised, n: int) -> jax.Array:
@@ -131,7 +142,11 @@ def _pack_bits(values: jax.Array, width: int) -> jax.Array:
 
 def _unpack_bits(packed: jax.Array, count: int, width: int) -> jax.Array:
     bits = jnp.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
-    return jnp.sum(bits.astype(jnp.uint32) << jnp.arange(width, dtype=jnp.uint32)[None, :], axis=1, dtype=jnp.uint32)
+    return jnp.sum(
+        bits.astype(jnp.uint32) << jnp.arange(width, dtype=jnp.uint32)[None, :],
+        axis=1,
+        dtype=jnp.uint32,
+    )
 
 
 def _pack_nibbles(levels: jax.Array) -> jax.Array:
@@ -144,10 +159,15 @@ def _unpack_nibbles(packed: jax.Array, n: int) -> jax.Array:
     return nibbles.astype(jnp.int8) - 8
 
 
-# --- trees: the compressors -----------------------------------------------------------------------------------------
+# --- trees: the compressors -----------------------------------------------------------------------
 
 # Every number as it is.
-DENSE = Compressor("dense", lambda params: (), lambda delta, state, key: (delta, state), lambda payload, like: payload)
+DENSE = Compressor(
+    "dense",
+    lambda params: (),
+    lambda delta, state, key: (delta, state),
+    lambda payload, like: payload,
+)
 
 
 def over_model(name: str, codec: Codec) -> Compressor:
@@ -158,7 +178,9 @@ def over_model(name: str, codec: Codec) -> Compressor:
 
     def decode(payload: Any, like: Tree) -> Tree:
         flat, unravel = ravel_pytree(_float32(like))
-        return jax.tree.map(lambda x, p: x.astype(p.dtype), unravel(codec.decode(payload, flat.shape[0])), like)
+        return jax.tree.map(
+            lambda x, p: x.astype(p.dtype), unravel(codec.decode(payload, flat.shape[0])), like
+        )
 
     return Compressor(name, lambda params: (), encode, decode)
 
@@ -173,8 +195,13 @@ def over_tensors(name: str, codec: Codec) -> Compressor:
 
     def decode(payload: Any, like: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(like)
-        back = [codec.decode(p, leaf.size).reshape(leaf.shape) for p, leaf in zip(payload, leaves, strict=True)]
-        return jax.tree.unflatten(structure, [b.astype(leaf.dtype) for b, leaf in zip(back, leaves, strict=True)])
+        back = [
+            codec.decode(p, leaf.size).reshape(leaf.shape)
+            for p, leaf in zip(payload, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(
+            structure, [b.astype(leaf.dtype) for b, leaf in zip(back, leaves, strict=True)]
+        )
 
     return Compressor(name, lambda params: (), encode, decode)
 
@@ -184,7 +211,8 @@ def _float32(tree: Tree) -> Tree:
 
 
 def error_feedback(inner: Compressor) -> Compressor:
-    """What a message lost is remembered and added to the next Δ: e ← (Δ + e) − decode(encode(Δ + e))."""
+    """What a message lost is remembered and added to the next Δ: e ← (Δ + e) − decode(encode(Δ +
+    e))."""
 
     def encode(delta: Tree, state: Any, key: jax.Array) -> tuple[Any, Any]:
         residual, inner_state = state
@@ -199,7 +227,7 @@ def error_feedback(inner: Compressor) -> Compressor:
     return Compressor(f"{inner.name}+ef", init, encode, inner.decode)
 
 
-# --- by name --------------------------------------------------------------------------------------------------------
+# --- by name --------------------------------------------------------------------------------------
 
 STAGES = {
     "dense": "every number as float32 (no compression)",
@@ -217,7 +245,9 @@ def parse_compressor(spec: str) -> Compressor:
     feedback = words[-1] == "ef"
     words = words[:-1] if feedback else words
     if not words:
-        raise LaconicError("'ef' remembers what a compressor lost: name one before it, as in 'topk:0.01+ef'.")
+        raise LaconicError(
+            "'ef' remembers what a compressor lost: name one before it, as in 'topk:0.01+ef'."
+        )
     values, sparse = raw(), None
     for position, word in enumerate(words):
         name, _, number = word.partition(":")
@@ -228,7 +258,9 @@ def parse_compressor(spec: str) -> Compressor:
         elif word == "dense" and len(words) == 1:
             continue
         elif name in {s.partition(":")[0] for s in STAGES}:
-            raise LaconicError(f"{word!r} is out of place in {spec!r}. The order is [topk:F][+int8|+int4][+ef].")
+            raise LaconicError(
+                f"{word!r} is out of place in {spec!r}. The order is [topk:F][+int8|+int4][+ef]."
+            )
         else:
             raise unknown("compressor", word, STAGES)
     name = "+".join(words)
@@ -246,5 +278,7 @@ def _fraction(word: str, number: str) -> float:
     except ValueError:
         fraction = math.nan
     if not 0 < fraction <= 1:
-        raise LaconicError(f"{word!r} needs the fraction to keep, above 0 and at most 1, as in 'topk:0.01'.")
+        raise LaconicError(
+            f"{word!r} needs the fraction to keep, above 0 and at most 1, as in 'topk:0.01'."
+        )
     return fraction

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sized
 
 
 class LaconicError(Exception):
-    """Bad input or an impossible request; the command line prints it as one line and exits non-zero."""
+    """Bad input or an impossible request; the command line prints it as one line and exits
+    non-zero."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LaconicError:
@@ -27,7 +28,9 @@ def require_some(**values: Sized) -> None:
     """Raise unless every named list has something in it."""
     for name, value in values.items():
         if not len(value):
-            raise LaconicError(f"{name} is empty, so there is nothing to do: give at least one, or leave it out.")
+            raise LaconicError(
+                f"{name} is empty, so there is nothing to do: give at least one, or leave it out."
+            )
 
 
 def require_seed(seed: int) -> None:

@@ -1,9 +1,10 @@
 """Where the k largest magnitudes of a vector are, exactly and in order, without sorting the vector.
 
-A float32 that is not negative orders like its bits read as a number, infinity above all that is finite and NaN above
-infinity. So the k-th largest magnitude is found one bit at a time, from the highest: a bit belongs to it if at least k
-entries reach the number that the bit would make. That is 31 passes that only count, which a GPU does at the speed of
-its memory; a sort of the same vector takes it many times longer. Only the k that are kept are sorted in the end.
+A float32 that is not negative orders like its bits read as a number, infinity above all that is
+finite and NaN above infinity. So the k-th largest magnitude is found one bit at a time, from the
+highest: a bit belongs to it if at least k entries reach the number that the bit would make. That is
+31 passes that only count, which a GPU does at the speed of its memory; a sort of the same vector
+takes it many times longer. Only the k that are kept are sorted in the end.
 """
 
 import jax
@@ -13,10 +14,14 @@ BITS = 31  # of a float32 without its sign
 
 
 def largest(x_N: jax.Array, k: int) -> jax.Array:
-    """Indices [k] of the largest |x| in float32, the largest first; equal ones in order, NaN before infinity."""
-    # A CPU has a partial sort of its own, which for k of n/100 is several times faster than 31 passes over all n.
+    """Indices [k] of the largest |x| in float32, the largest first; equal ones in order, NaN before
+    infinity."""
+    # A CPU has a partial sort of its own, which for k of n/100 is several times faster than 31
+    # passes over all n.
     return jax.lax.platform_dependent(
-        jax.lax.stop_gradient(x_N), cpu=lambda x: by_partial_sort(x, k), default=lambda x: by_bisection(x, k)
+        jax.lax.stop_gradient(x_N),
+        cpu=lambda x: by_partial_sort(x, k),
+        default=lambda x: by_bisection(x, k),
     )
 
 
@@ -30,8 +35,12 @@ def by_bisection(x_N: jax.Array, k: int) -> jax.Array:
     size_N = jax.lax.bitcast_convert_type(jnp.abs(x_N), jnp.uint32)
     threshold = kth_largest(size_N, k)
     above_N, equal_N = size_N > threshold, size_N == threshold
-    room = k - jnp.sum(above_N, dtype=jnp.int32)  # how many of those at the threshold are kept: the first ones
-    kept_N = jnp.cumsum(above_N, dtype=jnp.int32) + jnp.minimum(jnp.cumsum(equal_N, dtype=jnp.int32), room)
+    room = k - jnp.sum(
+        above_N, dtype=jnp.int32
+    )  # how many of those at the threshold are kept: the first ones
+    kept_N = jnp.cumsum(above_N, dtype=jnp.int32) + jnp.minimum(
+        jnp.cumsum(equal_N, dtype=jnp.int32), room
+    )
     places_k = jnp.searchsorted(kept_N, jnp.arange(1, k + 1, dtype=jnp.int32)).astype(jnp.int32)
     return jax.lax.sort((~size_N[places_k], places_k), num_keys=1, is_stable=True)[1]
 

@@ -1,6 +1,7 @@
 """The local optimizer by name and numbers, as configurations and cards hold it.
 
-optax is imported only where an optimizer is made: it brings JAX with it, and whoever reads a card needs neither.
+optax is imported only where an optimizer is made: it brings JAX with it, and whoever reads a card
+needs neither.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 class LocalOptimizer:
     """SGD, or AdamW with moments kept across rounds (as DiLoCo does).
 
-    `clip` bounds the global norm of each gradient (0: off). `decay_steps` > 0 anneals the rate by a cosine over that
-    many local steps. For anything else give `local_client` an optax optimizer of your own.
+    `clip` bounds the global norm of each gradient (0: off). `decay_steps` > 0 anneals the rate by a
+    cosine over that many local steps. For anything else give `local_client` an optax optimizer of
+    your own.
     """
 
     name: str = "sgd"
@@ -33,7 +35,9 @@ class LocalOptimizer:
         if self.name not in LOCAL_OPTIMIZERS:
             raise unknown("local optimizer", self.name, LOCAL_OPTIMIZERS)
         if not self.learning_rate > 0:
-            raise LaconicError(f"the local learning rate must be positive, got {self.learning_rate}.")
+            raise LaconicError(
+                f"the local learning rate must be positive, got {self.learning_rate}."
+            )
         for knob in ("weight_decay", "clip", "decay_steps"):
             if getattr(self, knob) < 0:
                 raise LaconicError(f"{knob} must not be negative, got {getattr(self, knob)}.")
@@ -49,9 +53,13 @@ class LocalOptimizer:
 
 
 def chained(
-    name: str, rate: optax.ScalarOrSchedule, weight_decay: float | None = None, clip: float | None = None
+    name: str,
+    rate: optax.ScalarOrSchedule,
+    weight_decay: float | None = None,
+    clip: float | None = None,
 ) -> optax.GradientTransformation:
-    """Clipping, then the named optimizer with weight decay; None: without. The numbers may be traced ones."""
+    """Clipping, then the named optimizer with weight decay; None: without. The numbers may be
+    traced ones."""
     import optax
 
     tx = LOCAL_OPTIMIZERS[name](rate, weight_decay)
@@ -62,16 +70,22 @@ def _sgd(rate: optax.ScalarOrSchedule, weight_decay: float | None) -> optax.Grad
     import optax
 
     sgd = optax.sgd(rate)
-    return sgd if weight_decay is None else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
+    return (
+        sgd if weight_decay is None else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
+    )
 
 
-def _adamw(rate: optax.ScalarOrSchedule, weight_decay: float | None) -> optax.GradientTransformation:
+def _adamw(
+    rate: optax.ScalarOrSchedule, weight_decay: float | None
+) -> optax.GradientTransformation:
     import optax
 
     return optax.adamw(rate, weight_decay=0.0 if weight_decay is None else weight_decay)
 
 
-LOCAL_OPTIMIZERS: dict[str, Callable[[optax.ScalarOrSchedule, float | None], optax.GradientTransformation]] = {
+LOCAL_OPTIMIZERS: dict[
+    str, Callable[[optax.ScalarOrSchedule, float | None], optax.GradientTransformation]
+] = {
     "sgd": _sgd,
     "adamw": _adamw,
 }

@@ -1,13 +1,15 @@
 """The communication round, where everything meets (Algorithm 1).
 
-A round is `local steps → compress → combine → outer step`. Each of K workers starts from the shared weights W, takes H
-steps of its own and sends Δ = W − W_H, compressed or not. The server decodes the messages, combines them (a weighted
-mean, and for worker-aware optimizers every Δ as well) and takes one step of an outer optimizer with the mean Δ in the
-place of a gradient. So averaging is `optax.sgd(1.0)`, DiLoCo is Nesterov momentum, and a learned optimizer is just one
-more member of the same family.
+A round is `local steps → compress → combine → outer step`. Each of K workers starts from the shared
+weights W, takes H steps of its own and sends Δ = W − W_H, compressed or not. The server decodes the
+messages, combines them (a weighted mean, and for worker-aware optimizers every Δ as well) and takes
+one step of an outer optimizer with the mean Δ in the place of a gradient. So averaging is
+`optax.sgd(1.0)`, DiLoCo is Nesterov momentum, and a learned optimizer is just one more member of
+the same family.
 
-Both phases are pure. The simulator and the mesh trace the whole of `communication_round`; engines that talk between
-processes call `local_phase` and `outer_phase` themselves, with the network in between.
+Both phases are pure. The simulator and the mesh trace the whole of `communication_round`; engines
+that talk between processes call `local_phase` and `outer_phase` themselves, with the network in
+between.
 """
 
 from collections.abc import Callable
@@ -27,7 +29,8 @@ PRESENCE = (1 << 20) + 1  # a round's stream beside the workers' own, whose ids 
 
 
 class ClientState(NamedTuple):
-    """What stays with a client from round to round: its optimizer's state and its compressor's residual."""
+    """What stays with a client from round to round: its optimizer's state and its compressor's
+    residual."""
 
     local: Any
     residual: Any
@@ -36,9 +39,10 @@ class ClientState(NamedTuple):
 class Items(NamedTuple):
     """What one round hands to each worker (leaves [K, …]).
 
-    `ids` are stable client ids: they select client states by value, never by rank; None means client k is worker k.
-    `present` is 1 or 0 for each worker; None means everyone. An absent worker has weight 0 and keeps its old state.
-    `weights` are how much each counts in the mean; None means all the same.
+    `ids` are stable client ids: they select client states by value, never by rank; None means
+    client k is worker k. `present` is 1 or 0 for each worker; None means everyone. An absent worker
+    has weight 0 and keeps its old state. `weights` are how much each counts in the mean; None means
+    all the same.
     """
 
     batches: Any
@@ -61,12 +65,15 @@ class RoundState(NamedTuple):
 class Server(NamedTuple):
     """The outer optimizer, and how the averaged `Message.extra` becomes the new model state.
 
-    `share_of_clients` is K over the population: 1 when everyone takes part. Of the workers' changes of their control
-    variates the shared one takes that share, which keeps it the mean of all clients' own.
+    `share_of_clients` is K over the population: 1 when everyone takes part. Of the workers' changes
+    of their control variates the shared one takes that share, which keeps it the mean of all
+    clients' own.
     """
 
     outer: OuterOptimizer
-    absorb: Callable[[Any, Any, float], Any] = lambda shared, mean_extra, share_of_clients: mean_extra
+    absorb: Callable[[Any, Any, float], Any] = lambda shared, mean_extra, share_of_clients: (
+        mean_extra
+    )
     share_of_clients: float = 1.0
 
 
@@ -74,7 +81,9 @@ def communication_round(
     workers: Workers, server: Server, state: RoundState, items: Items
 ) -> tuple[RoundState, jax.Array]:
     """One round of Algorithm 1 → the next state and the local losses [K, H]."""
-    clients_K = state.clients if items.ids is None else jax.tree.map(lambda c: c[items.ids], state.clients)
+    clients_K = (
+        state.clients if items.ids is None else jax.tree.map(lambda c: c[items.ids], state.clients)
+    )
 
     def phase(shared: Any, client: ClientState, item: tuple) -> Any:
         return local_phase(workers.client, workers.compressor, shared, client, *item)
@@ -87,14 +96,21 @@ def communication_round(
     if items.present is not None:  # a round in which nobody was there moves nothing
         somebody = jnp.sum(combined.weights_K) > 0
         shared, outer = jax.tree.map(
-            lambda n, o: jnp.where(somebody, n, o), (new.shared, new.outer), (state.shared, state.outer)
+            lambda n, o: jnp.where(somebody, n, o),
+            (new.shared, new.outer),
+            (state.shared, state.outer),
         )
         new = new._replace(shared=shared, outer=outer)
     return new, losses_KH
 
 
 def local_phase(
-    client: Client, compressor: Compressor, shared: Any, state: ClientState, batches: Any, key: jax.Array
+    client: Client,
+    compressor: Compressor,
+    shared: Any,
+    state: ClientState,
+    batches: Any,
+    key: jax.Array,
 ) -> tuple[Message, ClientState, jax.Array]:
     """One worker: its H local steps and the encoding of its message."""
     run_key, encode_key = jax.random.split(key)
@@ -103,25 +119,35 @@ def local_phase(
     return message._replace(delta=payload), ClientState(local, residual), losses_H
 
 
-def outer_phase(server: Server, state: RoundState, combined: Combined, clients: ClientState) -> RoundState:
+def outer_phase(
+    server: Server, state: RoundState, combined: Combined, clients: ClientState
+) -> RoundState:
     """The server's step on the combined messages."""
     gathered = {"worker_deltas": combined.worker_deltas, "weights": combined.weights_K}
-    params, outer = outer_step(server.outer, combined.mean_delta, state.outer, state.shared.params, **gathered)
+    params, outer = outer_step(
+        server.outer, combined.mean_delta, state.outer, state.shared.params, **gathered
+    )
     model_state = server.absorb(state.shared, combined.extra, server.share_of_clients)
     shared: Any = state.shared._replace(params=params, model_state=model_state)
     if isinstance(shared, Controlled):
         part = server.share_of_clients
-        shared = shared._replace(control=jax.tree.map(lambda c, d: c + part * d, shared.control, combined.control))
+        shared = shared._replace(
+            control=jax.tree.map(lambda c, d: c + part * d, shared.control, combined.control)
+        )
     return RoundState(shared, clients, outer, state.round + 1, state.key)
 
 
-def init_round(task: Task, workers: Workers, server: Server, clients: int, key: jax.Array) -> RoundState:
+def init_round(
+    task: Task, workers: Workers, server: Server, clients: int, key: jax.Array
+) -> RoundState:
     """The state before the first round, for a population of `clients`."""
     shared = Shared(*task.init(jax.random.fold_in(key, 0)))
     one = ClientState(workers.client.init(shared), workers.compressor.init(shared.params))
     everyone = jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *jnp.shape(x))), one)
     outer = server.outer.tx.init(shared.params)
-    return RoundState(workers.client.begin(shared), everyone, outer, jnp.int32(0), jax.random.fold_in(key, 1))
+    return RoundState(
+        workers.client.begin(shared), everyone, outer, jnp.int32(0), jax.random.fold_in(key, 1)
+    )
 
 
 def worker_keys(state: RoundState, ids_K: jax.Array) -> jax.Array:
@@ -131,7 +157,8 @@ def worker_keys(state: RoundState, ids_K: jax.Array) -> jax.Array:
 
 
 def draw_present(state: RoundState, K: int, missing: int) -> jax.Array:
-    """Who takes part in this round [K] when exactly `missing` workers do not, others in every round."""
+    """Who takes part in this round [K] when exactly `missing` workers do not, others in every
+    round."""
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PRESENCE)
     return (jax.random.permutation(key, K) >= missing).astype(jnp.float32)
 
@@ -154,7 +181,9 @@ def mean_loss(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
     """The mean of a round's local losses, over the workers that were there."""
     if present_K is None:
         return jnp.mean(losses_KH)
-    return jnp.sum(jnp.where(present_K > 0, jnp.mean(losses_KH, axis=1), 0)) / positive(jnp.sum(present_K))
+    return jnp.sum(jnp.where(present_K > 0, jnp.mean(losses_KH, axis=1), 0)) / positive(
+        jnp.sum(present_K)
+    )
 
 
 def mean_losses(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
@@ -168,14 +197,17 @@ def mean_losses(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
 def _deliver(
     state: RoundState, items: Items, messages: Message, old_K: ClientState, new_K: ClientState
 ) -> tuple[Message, ClientState]:
-    """Weight 0 for the absent, whose state stays as it was; then every client state back to its own place."""
+    """Weight 0 for the absent, whose state stays as it was; then every client state back to its own
+    place."""
     if items.weights is not None:
         messages = messages._replace(weight=messages.weight * items.weights)
     if items.present is not None:
         present_K = items.present.astype(jnp.float32)
         here_K = present_K > 0
         messages = messages._replace(weight=messages.weight * present_K)
-        new_K = jax.tree.map(lambda n, o: jnp.where(here_K.reshape(-1, *[1] * (n.ndim - 1)), n, o), new_K, old_K)
+        new_K = jax.tree.map(
+            lambda n, o: jnp.where(here_K.reshape(-1, *[1] * (n.ndim - 1)), n, o), new_K, old_K
+        )
     if items.ids is None:
         return messages, new_K
     return messages, jax.tree.map(lambda c, n: c.at[items.ids].set(n), state.clients, new_K)

@@ -1,4 +1,5 @@
-"""Where workers live: all on one device (`Simulated`) or spread over the devices of a mesh (`Meshed`).
+"""Where workers live: all on one device (`Simulated`) or spread over the devices of a mesh
+(`Meshed`).
 
 Nothing else knows. Both run the same `local_phase` and combine the same messages.
 """
@@ -21,7 +22,8 @@ UNROLLED = 32  # workers up to which a sum over them is written out
 
 
 class Combined(NamedTuple):
-    """The server's view of a round: weighted means, the weights [K], and every worker's Δ if the server gathers.
+    """The server's view of a round: weighted means, the weights [K], and every worker's Δ if the
+    server gathers.
 
     `control` is the sum over the workers that are there of their changes, divided by K.
     """
@@ -48,13 +50,16 @@ class Simulated:
         """Decode the K messages, then line 9's mean; "gather" also keeps every worker's Δ."""
         deltas, weights_K = decode(self.compressor, messages, like)
         mean_delta, extra = weighted_mean((deltas, messages.extra), weights_K)
-        control = jax.tree.map(partial(weighted_sum, shares_K=_present(weights_K) / len(weights_K)), messages.control)
+        control = jax.tree.map(
+            partial(weighted_sum, shares_K=_present(weights_K) / len(weights_K)), messages.control
+        )
         return Combined(mean_delta, extra, weights_K, deltas if how == "gather" else None, control)
 
 
 @dataclass(frozen=True)
 class Meshed:
-    """K workers over the devices of a mesh with an axis named "workers"; each device runs K/devices of them."""
+    """K workers over the devices of a mesh with an axis named "workers"; each device runs K/devices
+    of them."""
 
     client: Client
     compressor: Compressor
@@ -64,32 +69,43 @@ class Meshed:
         """As `Simulated.map`, each device over its own share of the workers."""
 
         def local(shared: Any, clients: Any, items: Any) -> Any:
-            # Without the cast, gradients with respect to the replicated weights would arrive summed over devices.
+            # Without the cast, gradients with respect to the replicated weights would arrive summed
+            # over devices.
             shared = jax.tree.map(lambda x: jax.lax.pcast(x, AXIS, to="varying"), shared)
             return jax.vmap(phase, in_axes=(None, 0, 0))(shared, clients, items)
 
         def spread(shared: Any, clients: Any, items: Any) -> Any:
             check_divides(jax.tree.leaves(items)[0].shape[0], self.mesh)
             split, whole = PartitionSpec(AXIS), PartitionSpec()
-            run = jax.shard_map(local, mesh=self.mesh, in_specs=(whole, split, split), out_specs=split)
+            run = jax.shard_map(
+                local, mesh=self.mesh, in_specs=(whole, split, split), out_specs=split
+            )
             return run(shared, clients, items)
 
         return spread
 
     def combine(self, messages: Message, how: Literal["mean", "gather"], like: Any) -> Combined:
-        """As `Simulated.combine`: each device sums its own workers, then all add up; the result is replicated."""
+        """As `Simulated.combine`: each device sums its own workers, then all add up; the result is
+        replicated."""
         split, whole = PartitionSpec(AXIS), PartitionSpec()
 
         def local(messages: Message, like: Any) -> tuple[Any, Any, Any]:
             deltas, weights_K = decode(self.compressor, messages, like)
             total = jax.lax.psum(jnp.sum(weights_K), AXIS)
-            sums = jax.tree.map(partial(weighted_sum, shares_K=weights_K / positive(total)), (deltas, messages.extra))
+            sums = jax.tree.map(
+                partial(weighted_sum, shares_K=weights_K / positive(total)),
+                (deltas, messages.extra),
+            )
             each_K = _present(weights_K) / (len(weights_K) * self.mesh.shape[AXIS])
             sums = (*sums, jax.tree.map(partial(weighted_sum, shares_K=each_K), messages.control))
-            add = lambda x: (jax.lax.psum if jnp.issubdtype(x.dtype, jnp.floating) else jax.lax.pmax)(x, AXIS)
+            add = lambda x: (
+                jax.lax.psum if jnp.issubdtype(x.dtype, jnp.floating) else jax.lax.pmax
+            )(x, AXIS)
             return jax.tree.map(add, sums), weights_K, deltas if how == "gather" else None
 
-        run = jax.shard_map(local, mesh=self.mesh, in_specs=(split, whole), out_specs=(whole, split, split))
+        run = jax.shard_map(
+            local, mesh=self.mesh, in_specs=(split, whole), out_specs=(whole, split, split)
+        )
         (mean_delta, extra, control), weights_K, deltas = run(messages, like)
         everywhere = jax.sharding.NamedSharding(self.mesh, whole)
         weights_K, deltas = jax.lax.with_sharding_constraint((weights_K, deltas), everywhere)
@@ -103,7 +119,9 @@ def check_divides(K: int, mesh: Mesh) -> None:
     """Every device must run the same number of workers."""
     devices = mesh.shape[AXIS]
     if K % devices:
-        raise LaconicError(f"{K} workers do not divide over {devices} devices; choose K a multiple of {devices}.")
+        raise LaconicError(
+            f"{K} workers do not divide over {devices} devices; choose K a multiple of {devices}."
+        )
 
 
 def worker_mesh(devices: int | None = None) -> Mesh:
@@ -111,8 +129,13 @@ def worker_mesh(devices: int | None = None) -> Mesh:
     here = len(jax.devices())
     count = here if devices is None else devices
     if not 1 <= count <= here:
-        raise LaconicError(f"a mesh of {count} devices cannot be made of the {here} there are; ask for 1 to {here}.")
-    return jax.make_mesh((count,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
+        raise LaconicError(
+            f"a mesh of {count} devices cannot be made of the {here} there are; ask for 1 to "
+            f"{here}."
+        )
+    return jax.make_mesh(
+        (count,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
+    )
 
 
 def decode(compressor: Compressor, messages: Message, like: Any) -> tuple[Any, jax.Array]:
@@ -122,8 +145,11 @@ def decode(compressor: Compressor, messages: Message, like: Any) -> tuple[Any, j
 
 
 def weighted_mean(tree: Any, weights_K: jax.Array) -> Any:
-    """Σ w_k x_k / Σ w_k over the first axis; 0 if nobody has weight. Counters and flags take the largest."""
-    return jax.tree.map(partial(weighted_sum, shares_K=weights_K / positive(jnp.sum(weights_K))), tree)
+    """Σ w_k x_k / Σ w_k over the first axis; 0 if nobody has weight. Counters and flags take the
+    largest."""
+    return jax.tree.map(
+        partial(weighted_sum, shares_K=weights_K / positive(jnp.sum(weights_K))), tree
+    )
 
 
 def _present(weights_K: jax.Array) -> jax.Array:
@@ -137,19 +163,23 @@ def positive(total: jax.Array) -> jax.Array:
 
 
 def weighted_sum(x_K: jax.Array, shares_K: jax.Array) -> jax.Array:
-    """Σ_k s_k x_k; a share of 0 silences even a NaN. Counters and flags, which are not floats, take the largest."""
+    """Σ_k s_k x_k; a share of 0 silences even a NaN. Counters and flags, which are not floats, take
+    the largest."""
     if not jnp.issubdtype(x_K.dtype, jnp.floating):
         lowest = False if x_K.dtype == bool else jnp.iinfo(x_K.dtype).min
         here = jnp.broadcast_to((shares_K > 0).reshape(-1, *[1] * (x_K.ndim - 1)), x_K.shape)
         return jnp.max(x_K, axis=0, where=here, initial=lowest)
 
-    wide = jnp.float32 if x_K.dtype.itemsize < 4 else x_K.dtype  # in bfloat16 three thirds would be more than one
+    wide = (
+        jnp.float32 if x_K.dtype.itemsize < 4 else x_K.dtype
+    )  # in bfloat16 three thirds would be more than one
     shares_K = shares_K.astype(wide)
 
     def part(k: int | jax.Array) -> jax.Array:
         return jnp.where(shares_K[k] > 0, x_K[k].astype(wide) * shares_K[k], 0)
 
-    # Written out, the sum is one pass over memory; as a reduction over the first axis it is 40 times slower on CPUs.
+    # Written out, the sum is one pass over memory; as a reduction over the first axis it is 40
+    # times slower on CPUs.
     if x_K.shape[0] > UNROLLED:
         start = jnp.zeros_like(x_K[0], wide)
         total = jax.lax.fori_loop(0, x_K.shape[0], lambda k, total: total + part(k), start)

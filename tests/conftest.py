@@ -3,10 +3,18 @@
 import os
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the suite's time is compiling, much of it the same programs again: keep what was compiled, a folder a process.
-_CACHE = Path(__file__).parents[1] / ".pytest_cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+# Most of the suite's time is compiling, much of it the same programs again: keep what was compiled,
+# a folder a process.
+_CACHE = (
+    Path(__file__).parents[1]
+    / ".pytest_cache"
+    / "jax"
+    / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -30,7 +38,8 @@ NEEDED = {
 
 @pytest.fixture
 def real_data():
-    """`real_data("fashion-mnist")` skips, with the reason, where that data set is not on this machine."""
+    """`real_data("fashion-mnist")` skips, with the reason, where that data set is not on this
+    machine."""
 
     def need(name: str) -> None:
         relative = NEEDED[name]
@@ -66,6 +75,7 @@ def raises_clearly():
 
 @pytest.fixture
 def standard_promotion():
-    """For tests that run optax's Adam, which raises β to an integer power and so breaks strict promotion."""
+    """For tests that run optax's Adam, which raises β to an integer power and so breaks strict
+    promotion."""
     with jax.numpy_dtype_promotion("standard"):
         yield

@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 def method_of(folder: Path, label: str) -> dict[str, Any]:
     """The record of one method."""
-    return next(r for r in read(folder / "records.jsonl") if r["kind"] == "method" and r["label"] == label)
+    return next(
+        r for r in read(folder / "records.jsonl") if r["kind"] == "method" and r["label"] == label
+    )
 
 
 def train_losses(folder: Path, label: str) -> np.ndarray:
@@ -22,7 +24,8 @@ def train_losses(folder: Path, label: str) -> np.ndarray:
 
 
 def mean_curve(folder: Path, label: str) -> np.ndarray:
-    """The mean over seeds of a method's train loss, 10-round trailing mean; entry i is after round i + 10."""
+    """The mean over seeds of a method's train loss, 10-round trailing mean; entry i is after round
+    i + 10."""
     return np.convolve(train_losses(folder, label).mean(axis=0), np.full(10, 0.1), "valid")
 
 

@@ -1,8 +1,9 @@
 """The slow, readable twin: Algorithm 1, the learned optimizers and every baseline in float64 NumPy.
 
-Nothing here is shared with the package; it is the oracle the package is tested against. A tree is a dict of
-name → float64 array, Δ = W_0 − W_H is a pseudo-gradient (it is subtracted), and `worker_deltas` has leaves [K, …].
-AdamW, clipping, compression, bits on the wire and the metrics are in `reference_compress.py`.
+Nothing here is shared with the package; it is the oracle the package is tested against. A tree is a
+dict of name → float64 array, Δ = W_0 − W_H is a pseudo-gradient (it is subtracted), and
+`worker_deltas` has leaves [K, …]. AdamW, clipping, compression, bits on the wire and the metrics
+are in `reference_compress.py`.
 """
 
 import math
@@ -25,7 +26,8 @@ TIME_SCALES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 
 @dataclass
 class AdaState:
-    """The accumulators U_t: m, row and col hold one array for each of three decays; t updates were made."""
+    """The accumulators U_t: m, row and col hold one array for each of three decays; t updates were
+    made."""
 
     m: dict[str, list[Array]]
     v: Tree
@@ -46,7 +48,8 @@ def factored_axes(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def row_and_col_mean(square: Array) -> tuple[Array, Array]:
-    """Mean over the largest axis and over the second largest (both kept with size 1); a vector is its own mean."""
+    """Mean over the largest axis and over the second largest (both kept with size 1); a vector is
+    its own mean."""
     if square.ndim == 1:
         return square, square
     largest, second = factored_axes(square.shape)
@@ -73,8 +76,12 @@ def accumulate(state: AdaState, mean_delta: Tree, betas: Array) -> AdaState:
         row_mean, col_mean = row_and_col_mean(delta**2 + 1e-30)
         new.m[name] = [betas[i] * state.m[name][i] + (1 - betas[i]) * delta for i in range(3)]
         new.v[name] = betas[3] * state.v[name] + (1 - betas[3]) * delta**2
-        new.row[name] = [betas[4 + i] * state.row[name][i] + (1 - betas[4 + i]) * row_mean for i in range(3)]
-        new.col[name] = [betas[4 + i] * state.col[name][i] + (1 - betas[4 + i]) * col_mean for i in range(3)]
+        new.row[name] = [
+            betas[4 + i] * state.row[name][i] + (1 - betas[4 + i]) * row_mean for i in range(3)
+        ]
+        new.col[name] = [
+            betas[4 + i] * state.col[name][i] + (1 - betas[4 + i]) * col_mean for i in range(3)
+        ]
     return new
 
 
@@ -96,7 +103,9 @@ def adafactor_scales(row: Array, col: Array, ndim: int) -> tuple[Array, Array]:
     return row_factor * safe_rsqrt(col), row_factor * safe_rsqrt(col)
 
 
-def ada_columns(w: Array, delta: Array, m: list[Array], v: Array, rows: list[Array], cols: list[Array]) -> list[Array]:
+def ada_columns(
+    w: Array, delta: Array, m: list[Array], v: Array, rows: list[Array], cols: list[Array]
+) -> list[Array]:
     """Items 2 to 12 of the input, 27 arrays of the shape of `w`, not yet normalised."""
     rows = [np.broadcast_to(row, w.shape) for row in rows]
     cols = [np.broadcast_to(col, w.shape) for col in cols]
@@ -122,7 +131,8 @@ def normalise(x: Array) -> Array:
 
 
 def time_features(t: int, time: Time) -> Array:
-    """Item 13: tanh(t/x) as the paper writes it, or "shifted": tanh(t/x − 1); t = 0 at the first update."""
+    """Item 13: tanh(t/x) as the paper writes it, or "shifted": tanh(t/x − 1); t = 0 at the first
+    update."""
     shift = {"shifted": 1.0, "paper": 0.0}[time]
     return np.array([math.tanh(t / x - shift) for x in TIME_SCALES])
 
@@ -130,7 +140,9 @@ def time_features(t: int, time: Time) -> Array:
 def input_matrix(columns: list[Array], t: int, time: Time) -> Array:
     """[n, F]: normalised columns, then the time features as they are; parameters in C order."""
     normalised = np.stack([normalise(c).reshape(-1) for c in columns], axis=1)
-    return np.concatenate([normalised, np.tile(time_features(t, time), (len(normalised), 1))], axis=1)
+    return np.concatenate(
+        [normalised, np.tile(time_features(t, time), (len(normalised), 1))], axis=1
+    )
 
 
 def ada_features(
@@ -142,7 +154,8 @@ def ada_features(
     time: Time = "shifted",
     worker_deltas: Tree | None = None,
 ) -> tuple[Tree, AdaState]:
-    """Items 1 to 13 for every tensor, [n, 39] or with `worker_deltas` [n, 38+K], and the state they came from.
+    """Items 1 to 13 for every tensor, [n, 39] or with `worker_deltas` [n, 38+K], and the state they
+    came from.
 
     The accumulators are updated first; the features see the new ones.
     """
@@ -207,7 +220,9 @@ def lagg_a_update(
     return mlp_step(theta, params, features), state
 
 
-def lopt_update(theta: Tree, params: Tree, t: int, mean_delta: Tree, time: Time = "shifted") -> tuple[Tree, int]:
+def lopt_update(
+    theta: Tree, params: Tree, t: int, mean_delta: Tree, time: Time = "shifted"
+) -> tuple[Tree, int]:
     """LOpt, the ablation: mean delta, parameter, time; nothing is remembered but t."""
     columns = {name: [lift(mean_delta[name]), lift(p)] for name, p in params.items()}
     features = {name: input_matrix(c, t, time) for name, c in columns.items()}
@@ -232,7 +247,8 @@ def lagg_update(
 
 @dataclass
 class Learned:
-    """Any of the four as an outer optimizer; `state` is `ada_init(params)`, or t = 0 for the ablations."""
+    """Any of the four as an outer optimizer; `state` is `ada_init(params)`, or t = 0 for the
+    ablations."""
 
     kind: Kind
     theta: Tree
@@ -240,7 +256,12 @@ class Learned:
     time: Time = "shifted"
 
     def step(self, params: Tree, delta: Tree, worker_deltas: Tree) -> Tree:
-        update = {"lopt_a": lopt_a_update, "lagg_a": lagg_a_update, "lopt": lopt_update, "lagg": lagg_update}[self.kind]
+        update = {
+            "lopt_a": lopt_a_update,
+            "lagg_a": lagg_a_update,
+            "lopt": lopt_update,
+            "lagg": lagg_update,
+        }[self.kind]
         seen = worker_deltas if self.kind.startswith("lagg") else delta
         params, self.state = update(self.theta, params, self.state, seen, self.time)
         return params
@@ -263,7 +284,9 @@ class SlowMo:
     u: Tree = field(default_factory=dict)
 
     def step(self, params: Tree, delta: Tree) -> Tree:
-        self.u = {name: self.beta * self.u.get(name, 0.0) + delta[name] / self.gamma for name in params}
+        self.u = {
+            name: self.beta * self.u.get(name, 0.0) + delta[name] / self.gamma for name in params
+        }
         return {name: params[name] - self.alpha * self.gamma * self.u[name] for name in params}
 
 
@@ -277,12 +300,16 @@ class Nesterov:
 
     def step(self, params: Tree, delta: Tree) -> Tree:
         self.u = {name: self.beta * self.u.get(name, 0.0) + delta[name] for name in params}
-        return {name: params[name] - self.lr * (delta[name] + self.beta * self.u[name]) for name in params}
+        return {
+            name: params[name] - self.lr * (delta[name] + self.beta * self.u[name])
+            for name in params
+        }
 
 
 @dataclass
 class FedAdam:
-    """m = β1·m + (1−β1)Δ; v = β2·v + (1−β2)Δ²; W −= η·m/(√v+τ) (Reddi et al.); v starts at `v0`, τ² if None."""
+    """m = β1·m + (1−β1)Δ; v = β2·v + (1−β2)Δ²; W −= η·m/(√v+τ) (Reddi et al.); v starts at `v0`, τ²
+    if None."""
 
     eta: float
     beta1: float = 0.9
@@ -299,7 +326,9 @@ class FedAdam:
         stepped = {}
         for name, p in params.items():
             start = np.full_like(p, self.tau**2 if self.v0 is None else self.v0)
-            self.m[name] = self.beta1 * self.m.get(name, np.zeros_like(p)) + (1 - self.beta1) * delta[name]
+            self.m[name] = (
+                self.beta1 * self.m.get(name, np.zeros_like(p)) + (1 - self.beta1) * delta[name]
+            )
             self.v[name] = self.second_moment(self.v.get(name, start), delta[name] ** 2)
             stepped[name] = p - self.eta * self.m[name] / (np.sqrt(self.v[name]) + self.tau)
         return stepped
@@ -336,13 +365,16 @@ def weighted_mean(worker_deltas: Tree, weights: Weights = None) -> Tree:
 
 
 def fill_absent(worker_deltas: Tree, weights: Weights, fill: str = "mean") -> Tree:
-    """A worker of weight 0 left an empty slot; the weighted mean of the others stands in it, or nothing does."""
+    """A worker of weight 0 left an empty slot; the weighted mean of the others stands in it, or
+    nothing does."""
     if weights is None:
         return worker_deltas
     mean = weighted_mean(worker_deltas, weights)
     stand_in = {name: x if fill == "mean" else np.zeros_like(x) for name, x in mean.items()}
     return {
-        name: np.stack([stand_in[name] if weights[k] == 0 else deltas[k] for k in range(len(deltas))])
+        name: np.stack(
+            [stand_in[name] if weights[k] == 0 else deltas[k] for k in range(len(deltas))]
+        )
         for name, deltas in worker_deltas.items()
     }
 
@@ -358,8 +390,9 @@ def algorithm_1(
 ) -> list[Tree]:
     """The weights before the first and after each round, over `batches[t][k][h]`.
 
-    Local steps are W −= γ∇L unless `locals_K` gives each worker an object with `step(params, grads)`, whose state lives
-    on across rounds; `send_K`, one function a worker, turns a delta into what the server decodes.
+    Local steps are W −= γ∇L unless `locals_K` gives each worker an object with `step(params,
+    grads)`, whose state lives on across rounds; `send_K`, one function a worker, turns a delta into
+    what the server decodes.
     """
     K = len(batches[0])
     history = [{name: np.asarray(p, dtype=np.float64) for name, p in params.items()}]
@@ -369,11 +402,17 @@ def algorithm_1(
             w = start
             for batch in round_batches[k]:  # lines 3-6
                 g = grad(w, batch)
-                w = {name: w[name] - gamma * g[name] for name in w} if locals_K is None else locals_K[k].step(w, g)
+                w = (
+                    {name: w[name] - gamma * g[name] for name in w}
+                    if locals_K is None
+                    else locals_K[k].step(w, g)
+                )
             delta = {name: start[name] - w[name] for name in w}  # line 7
             deltas.append(delta if send_K is None else send_K[k](delta))
         worker_deltas = {name: np.stack([delta[name] for delta in deltas]) for name in start}
         mean = weighted_mean(worker_deltas)  # line 9
         gathers = isinstance(outer, Learned)
-        history.append(outer.step(start, mean, worker_deltas) if gathers else outer.step(start, mean))  # lines 10-11
+        history.append(
+            outer.step(start, mean, worker_deltas) if gathers else outer.step(start, mean)
+        )  # lines 10-11
     return history

@@ -1,6 +1,8 @@
-"""The twin's second half: AdamW workers, what they send and how many bits that is, and the metrics of a run.
+"""The twin's second half: AdamW workers, what they send and how many bits that is, and the metrics
+of a run.
 
-Compressors return what the receiver decodes. A model is flattened by sorted names, each tensor in C order.
+Compressors return what the receiver decodes. A model is flattened by sorted names, each tensor in C
+order.
 """
 
 import math
@@ -23,7 +25,8 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
 @dataclass
 class AdamW:
-    """m̂, v̂ with bias correction; W −= lr·(m̂/(√v̂+ε) + λW). One object a worker, alive across rounds."""
+    """m̂, v̂ with bias correction; W −= lr·(m̂/(√v̂+ε) + λW). One object a worker, alive across
+    rounds."""
 
     lr: float
     beta1: float = 0.9
@@ -38,17 +41,26 @@ class AdamW:
         self.steps += 1
         stepped = {}
         for name, p in params.items():
-            self.m[name] = self.beta1 * self.m.get(name, np.zeros_like(p)) + (1 - self.beta1) * grads[name]
-            self.v[name] = self.beta2 * self.v.get(name, np.zeros_like(p)) + (1 - self.beta2) * grads[name] ** 2
+            self.m[name] = (
+                self.beta1 * self.m.get(name, np.zeros_like(p)) + (1 - self.beta1) * grads[name]
+            )
+            self.v[name] = (
+                self.beta2 * self.v.get(name, np.zeros_like(p))
+                + (1 - self.beta2) * grads[name] ** 2
+            )
             m_hat = self.m[name] / (1 - self.beta1**self.steps)
             v_hat = self.v[name] / (1 - self.beta2**self.steps)
-            stepped[name] = p - self.lr * (m_hat / (np.sqrt(v_hat) + self.eps) + self.weight_decay * p)
+            stepped[name] = p - self.lr * (
+                m_hat / (np.sqrt(v_hat) + self.eps) + self.weight_decay * p
+            )
         return stepped
 
 
 def flatten(tree: Tree) -> Array:
     """The whole model as one float64 vector."""
-    return np.concatenate([np.asarray(tree[name], dtype=np.float64).reshape(-1) for name in sorted(tree)])
+    return np.concatenate(
+        [np.asarray(tree[name], dtype=np.float64).reshape(-1) for name in sorted(tree)]
+    )
 
 
 def unflatten(vector: Array, like: Tree) -> Tree:
@@ -95,8 +107,11 @@ def levels(bits: int) -> int:
     return {8: 127, 4: 7}[bits]
 
 
-def quantise_codes(vector: Array, bits: int, u: Array, bucket: int = 256) -> tuple[list[int], list[float]]:
-    """Signed codes floor(x/scale·L + u), u uniform in [0, 1), and a scale max|x| for each bucket; zeros code as 0."""
+def quantise_codes(
+    vector: Array, bits: int, u: Array, bucket: int = 256
+) -> tuple[list[int], list[float]]:
+    """Signed codes floor(x/scale·L + u), u uniform in [0, 1), and a scale max|x| for each bucket;
+    zeros code as 0."""
     L, codes, scales = levels(bits), [], []
     for start in range(0, len(vector), bucket):
         part = vector[start : start + bucket]
@@ -115,7 +130,12 @@ def quantise(vector: Array, bits: int, u: Array, bucket: int = 256) -> Array:
 
 
 def topk_quantised(
-    tree: Tree, fraction: float, bits: int, u: Array, order: Literal["magnitude", "index"], bucket: int = 256
+    tree: Tree,
+    fraction: float,
+    bits: int,
+    u: Array,
+    order: Literal["magnitude", "index"],
+    bucket: int = 256,
 ) -> Tree:
     """Global top-k, its k values quantised; `order` is how they lie in the buckets and in `u` [k]."""
     x = flatten(tree)
@@ -128,7 +148,8 @@ def topk_quantised(
 
 @dataclass
 class ErrorFeedback:
-    """corrected = Δ + e; sent = decode(encode(corrected)); e = corrected − sent; e starts at 0. One object a worker."""
+    """corrected = Δ + e; sent = decode(encode(corrected)); e = corrected − sent; e starts at 0. One
+    object a worker."""
 
     compress: Callable[[Tree], Tree]
     e: Tree = field(default_factory=dict)
@@ -146,7 +167,8 @@ def dense_bits(n: int) -> int:
 
 
 def index_bits(n: int, k: int) -> int:
-    """k packed indices below n, ceil(log2 n) bits each and at least 1, the stream rounded up to whole bytes."""
+    """k packed indices below n, ceil(log2 n) bits each and at least 1, the stream rounded up to
+    whole bytes."""
     width = max(1, (n - 1).bit_length())
     return 8 * math.ceil(k * width / 8)
 
@@ -179,7 +201,8 @@ def trailing_mean(curve: Sequence[float], window: int = 10) -> list[float]:
 
 
 def rounds_to_loss(mean_curve: Sequence[float], target: float, window: int = 10) -> int | None:
-    """The 1-based round that ends the first full window whose mean is at most `target`; None if there is none."""
+    """The 1-based round that ends the first full window whose mean is at most `target`; None if
+    there is none."""
     for i, mean in enumerate(trailing_mean(mean_curve, window)):
         if mean <= target:
             return i + window
@@ -187,7 +210,8 @@ def rounds_to_loss(mean_curve: Sequence[float], target: float, window: int = 10)
 
 
 def speedup(local_curve: Sequence[float], curve: Sequence[float], window: int = 10) -> float | None:
-    """Rounds local SGD needs to its smoothed minimum ÷ rounds `curve` needs to that loss; None if it never does."""
+    """Rounds local SGD needs to its smoothed minimum ÷ rounds `curve` needs to that loss; None if
+    it never does."""
     finite = [mean for mean in trailing_mean(local_curve, window) if math.isfinite(mean)]
     if not finite:
         return None

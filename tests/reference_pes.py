@@ -1,8 +1,10 @@
-"""The slow, readable twin of Algorithm 2: persistent evolution strategies in float64 NumPy, one particle at a time.
+"""The slow, readable twin of Algorithm 2: persistent evolution strategies in float64 NumPy, one
+particle at a time.
 
-Nothing here is shared with the package; it is the oracle `laconic.meta` is tested against. NumPy cannot draw JAX's
-random numbers, so all that is random comes in from outside: the noise of each pair, and the run and the horizon with
-which a pair would begin anew. φ and ξ are flat vectors; a run is whatever `unroll(phi, run) → (run, losses)` takes.
+Nothing here is shared with the package; it is the oracle `laconic.meta` is tested against. NumPy
+cannot draw JAX's random numbers, so all that is random comes in from outside: the noise of each
+pair, and the run and the horizon with which a pair would begin anew. φ and ξ are flat vectors; a
+run is whatever `unroll(phi, run) → (run, losses)` takes.
 """
 
 import math
@@ -28,7 +30,8 @@ class Particle:
 
 @dataclass
 class Settings:
-    """T_r, σ, where losses are cut, and whether a pair whose two losses both sit there begins anew at once."""
+    """T_r, σ, where losses are cut, and whether a pair whose two losses both sit there begins anew
+    at once."""
 
     truncation: int
     sigma: float
@@ -38,15 +41,19 @@ class Settings:
 
 @dataclass
 class Drawn:
-    """One outer step's random numbers, one of each for every pair: ε, and what a reset would begin with."""
+    """One outer step's random numbers, one of each for every pair: ε, and what a reset would begin
+    with."""
 
     noise: Sequence[Array]
     runs: Sequence[Any]
     kappas: Sequence[int]
 
 
-def start(runs: Sequence[Any], kappas: Sequence[int], offsets: Sequence[int], size: int) -> list[Particle]:
-    """Lines 3-6: both signs of a pair begin alike with ξ = 0; the counters start at an offset instead of 0."""
+def start(
+    runs: Sequence[Any], kappas: Sequence[int], offsets: Sequence[int], size: int
+) -> list[Particle]:
+    """Lines 3-6: both signs of a pair begin alike with ξ = 0; the counters start at an offset
+    instead of 0."""
     particles = []
     for run, kappa, offset in zip(runs, kappas, offsets, strict=True):
         particles += [Particle(run, np.zeros(size), int(kappa), int(offset)) for _ in "+-"]
@@ -61,14 +68,16 @@ def cut(losses: Sequence[float], ceiling: float) -> list[float]:
 def pes_step(
     particles: list[Particle], phi: Array, unroll: Unroll, drawn: Drawn, settings: Settings
 ) -> tuple[Array, list[Particle], Array]:
-    """Lines 8-20 without AdamW → the gradient, the particles after the resets, and each particle's meta-loss [2N]."""
+    """Lines 8-20 without AdamW → the gradient, the particles after the resets, and each particle's
+    meta-loss [2N]."""
     return _outer_step(particles, phi, unroll, drawn, settings, lambda xi, epsilon: xi + epsilon)
 
 
 def es_step(
     particles: list[Particle], phi: Array, unroll: Unroll, drawn: Drawn, settings: Settings
 ) -> tuple[Array, list[Particle], Array]:
-    """Truncated evolution strategies: the same, but a loss is put down to this truncation's noise alone."""
+    """Truncated evolution strategies: the same, but a loss is put down to this truncation's noise
+    alone."""
     return _outer_step(particles, phi, unroll, drawn, settings, lambda xi, epsilon: epsilon)
 
 
@@ -94,7 +103,10 @@ def _outer_step(
         meta_losses.append(meta_loss)
         at_ceiling.append(min(losses) >= settings.ceiling)
     gradient = gradient / (len(particles) * settings.sigma**2)  # line 16
-    lost = [settings.give_up and at_ceiling[2 * j] and at_ceiling[2 * j + 1] for j in range(len(particles) // 2)]
+    lost = [
+        settings.give_up and at_ceiling[2 * j] and at_ceiling[2 * j + 1]
+        for j in range(len(particles) // 2)
+    ]
     return gradient, _begin_anew(after, lost, drawn), np.array(meta_losses)
 
 
@@ -103,6 +115,8 @@ def _begin_anew(particles: list[Particle], lost: Sequence[bool], drawn: Drawn) -
     for i, particle in enumerate(particles):  # line 18
         pair = i // 2
         if particle.c >= particle.kappa or lost[pair]:  # line 19
-            particle = Particle(drawn.runs[pair], np.zeros_like(particle.xi), int(drawn.kappas[pair]))  # line 20
+            particle = Particle(
+                drawn.runs[pair], np.zeros_like(particle.xi), int(drawn.kappas[pair])
+            )  # line 20
         new.append(particle)
     return new

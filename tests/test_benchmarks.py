@@ -19,13 +19,24 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_round_prints_its_figures_as_json():
-    command = [sys.executable, "benchmarks/round.py", "--rounds", "2", "--parameters", "40000", "--repeats", "1"]
+    command = [
+        sys.executable,
+        "benchmarks/round.py",
+        "--rounds",
+        "2",
+        "--parameters",
+        "40000",
+        "--repeats",
+        "1",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["round_ratio"] > 0
     assert figures["server_step_speedup"] > 0
-    assert figures["temporary_bytes_per_parameter"] < figures["textbook_temporary_bytes_per_parameter"]
+    assert (
+        figures["temporary_bytes_per_parameter"] < figures["textbook_temporary_bytes_per_parameter"]
+    )
     assert figures["relative_difference"] < 1e-4
     assert figures["device"]["platform"] == "cpu"
 
@@ -36,7 +47,12 @@ def test_federated_prints_its_figures_as_json():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert (figures["clients"], figures["workers"], figures["local_steps"], figures["batch"]) == (400, 10, 6, 20)
+    assert (figures["clients"], figures["workers"], figures["local_steps"], figures["batch"]) == (
+        400,
+        10,
+        6,
+        20,
+    )
     for name in ("fedavg", "fedlopt"):
         ratio = figures[f"{name}_rounds_per_second"] / figures["bare_rounds_per_second"]
         assert figures[f"{name}_ratio"] == pytest.approx(ratio, rel=0.05, abs=0.01)
@@ -44,7 +60,15 @@ def test_federated_prints_its_figures_as_json():
 
 @pytest.mark.slow
 def test_step_accuracy_prints_its_figures_as_json():
-    command = [sys.executable, "benchmarks/step_accuracy.py", "--small", "--rounds", "1", "--precisions", "bf16x3"]
+    command = [
+        sys.executable,
+        "benchmarks/step_accuracy.py",
+        "--small",
+        "--rounds",
+        "1",
+        "--precisions",
+        "bf16x3",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout.splitlines()[-1])["errors"]
@@ -61,7 +85,9 @@ def test_the_textbook_agrees_with_the_reference():
     tree, ada = {"w": param}, reference.ada_init({"w": param})
     for t in range(5):
         delta = 0.01 * rng.normal(size=param.shape)
-        book, state = textbook.step(theta, book, state, jnp.asarray(delta, jnp.float32), jnp.float32(t))
+        book, state = textbook.step(
+            theta, book, state, jnp.asarray(delta, jnp.float32), jnp.float32(t)
+        )
         tree, ada = reference.lopt_a_update(theta64, tree, ada, {"w": delta}, "shifted")
     moved, expected = np.asarray(book, float) - param, tree["w"] - param
     assert np.linalg.norm(moved - expected) / np.linalg.norm(expected) < 1e-4

@@ -29,7 +29,14 @@ def test_help_teaches(capfd):
 def test_compare_help_names_flags_and_recipes(capfd):
     code, out, _ = laconic(capfd, "compare", "--help")
     assert code == 0
-    for word in ("--task", "--optimizers", "--link", "--compress", "fmnist-baselines", "communication rounds"):
+    for word in (
+        "--task",
+        "--optimizers",
+        "--link",
+        "--compress",
+        "fmnist-baselines",
+        "communication rounds",
+    ):
         assert word in out
 
 
@@ -48,13 +55,17 @@ def test_lists_have_one_line_each(capfd):
     for line, card in zip(lines, zoo.cards().values(), strict=True):
         assert card.summary in line
         fill = ", fill=mean" if card.architecture.startswith("lagg") else ""
-        assert line.endswith(f"(gamma={card.local['learning_rate']}, scale=1.0, weight_decay=0.0{fill})")
+        assert line.endswith(
+            f"(gamma={card.local['learning_rate']}, scale=1.0, weight_decay=0.0{fill})"
+        )
     assert ".safetensors" in words
 
 
 def test_a_comparison_ends_with_the_table_and_the_report(capfd, tmp_path):
     folder = tmp_path / "run"
-    code, out, err = laconic(capfd, "compare", *QUICK, "--optimizers", "local-sgd", "slowmo", "--out", str(folder))
+    code, out, err = laconic(
+        capfd, "compare", *QUICK, "--optimizers", "local-sgd", "slowmo", "--out", str(folder)
+    )
     assert code == 0, err
     assert "rounds/s" in err
     lines = out.strip().splitlines()
@@ -67,14 +78,26 @@ def test_a_comparison_ends_with_the_table_and_the_report(capfd, tmp_path):
 
 def test_markup_in_a_label_is_only_text(capfd, tmp_path):
     spec = "local-sgd:label=a[/red]"
-    code, out, err = laconic(capfd, "compare", *QUICK, "--optimizers", spec, "--out", str(tmp_path / "run"))
+    code, out, err = laconic(
+        capfd, "compare", *QUICK, "--optimizers", spec, "--out", str(tmp_path / "run")
+    )
     assert code == 0, err
     assert "against a[/red]" in out
 
 
 def test_a_recipe_can_be_changed_by_flags(capfd, tmp_path):
     out = str(tmp_path / "run")
-    words = ["compare", "digits", *QUICK, "--optimizers", "local-sgd", "--link", "10Mbit/1ms", "--out", out]
+    words = [
+        "compare",
+        "digits",
+        *QUICK,
+        "--optimizers",
+        "local-sgd",
+        "--link",
+        "10Mbit/1ms",
+        "--out",
+        out,
+    ]
     code, out, _ = laconic(capfd, *words)
     assert code == 0
     assert "time to" in out.replace("\n", " ")
@@ -103,7 +126,9 @@ def test_errors_are_one_line_with_a_way_out(argv, parts, capfd, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [["--roundz", "3"], ["--rounds", "many"], ["--resume", "/tmp/x", "--rounds", "3"]])
+@pytest.mark.parametrize(
+    "argv", [["--roundz", "3"], ["--rounds", "many"], ["--resume", "/tmp/x", "--rounds", "3"]]
+)
 def test_bad_flags_are_refused_with_a_suggestion(argv, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = laconic(capfd, "compare", *argv)
@@ -147,7 +172,9 @@ main(sys.argv[1:])
 
 def run_process(code, *argv, cwd):
     command, environment = process(code, *argv)
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.slow
@@ -156,7 +183,9 @@ def test_a_signal_leaves_a_run_that_resumes_to_the_same_bits(number, tmp_path):
     words = ["compare", "--optimizers", "local-sgd", "slowmo", *QUICK]
     whole = run_process(None, *words, "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    stopped = run_process(SIGNALLED.format(signal=int(number)), *words, "--out", "cut", cwd=tmp_path)
+    stopped = run_process(
+        SIGNALLED.format(signal=int(number)), *words, "--out", "cut", cwd=tmp_path
+    )
     # the third chunk ends the first method; the signal is honoured in the second
     assert stopped.returncode == 128 + number, stopped.stderr
     assert "laconic compare --resume cut" in stopped.stderr
@@ -164,7 +193,9 @@ def test_a_signal_leaves_a_run_that_resumes_to_the_same_bits(number, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     one, two = (read(tmp_path / name / "records.jsonl") for name in ("whole", "cut"))
     for key in ("label", "train", "heldout", "params_sha256"):
-        assert [r[key] for r in one if r["kind"] == "method"] == [r[key] for r in two if r["kind"] == "method"]
+        assert [r[key] for r in one if r["kind"] == "method"] == [
+            r[key] for r in two if r["kind"] == "method"
+        ]
     assert json.dumps(one[-1]) == json.dumps(two[-1])
 
 

@@ -22,7 +22,8 @@ ROWS = np.random.default_rng(1).integers(0, len(tiny.X), (ROUNDS, H, B)).astype(
 
 
 class ByHand:
-    """SGD with the decay, the clipping and the schedule that optax would add; steps count on across rounds."""
+    """SGD with the decay, the clipping and the schedule that optax would add; steps count on across
+    rounds."""
 
     def __init__(self, rate: float, decay: float = 0.0, clip: float = math.inf, steps: int = 0):
         self.rate, self.decay, self.clip, self.steps, self.step_count = rate, decay, clip, steps, 0
@@ -47,7 +48,10 @@ LOCAL = {
     "clipping": (LocalOptimizer(learning_rate=0.5, clip=0.4), ByHand(0.5, clip=0.4)),
     "cosine": (LocalOptimizer(learning_rate=0.4, decay_steps=20), ByHand(0.4, steps=20)),
     "adamw": (LocalOptimizer("adamw", 0.01, weight_decay=0.1), twin.AdamW(0.01, weight_decay=0.1)),
-    "adamw clipped": (LocalOptimizer("adamw", 0.01, clip=0.3), ClippedAdamW(0.01, weight_decay=0.0)),
+    "adamw clipped": (
+        LocalOptimizer("adamw", 0.01, clip=0.3),
+        ClippedAdamW(0.01, weight_decay=0.0),
+    ),
 }
 
 
@@ -71,8 +75,15 @@ def test_h_steps_of(name):
                 clipped |= math.sqrt(sum(float(np.sum(g**2)) for g in grads.values())) > 0.4
                 np.testing.assert_allclose(losses[h], value, rtol=1e-5)
                 expected = by_hand.step(expected, grads)
-            if local.name == "sgd":  # optax corrects Adam's bias in float32, where 1 − 0.999 has four digits
-                assert_close(message.delta, {n: before[n] - expected[n] for n in expected}, 1e-5, f"round {t}")
+            if (
+                local.name == "sgd"
+            ):  # optax corrects Adam's bias in float32, where 1 − 0.999 has four digits
+                assert_close(
+                    message.delta,
+                    {n: before[n] - expected[n] for n in expected},
+                    1e-5,
+                    f"round {t}",
+                )
             params = {n: p - message.delta[n] for n, p in params.items()}
             assert_close(params, expected, 1e-5, f"round {t}")
     assert clipped  # or clipping would not have been tested
@@ -81,7 +92,9 @@ def test_h_steps_of(name):
 def test_the_message_of_a_plain_task_has_nothing_extra():
     client = local_client(tiny.task(), optax.sgd(0.1))
     params = jax.tree.map(jnp.asarray, random_tree(tiny.SHAPES, 2))
-    message, _, losses = run_of(client)(Shared(params), client.init(Shared(params)), ROWS[0], jax.random.key(0))
+    message, _, losses = run_of(client)(
+        Shared(params), client.init(Shared(params)), ROWS[0], jax.random.key(0)
+    )
     assert message.extra == ()
     assert message.weight == 1.0
     assert losses.shape == (H,)
@@ -90,7 +103,10 @@ def test_the_message_of_a_plain_task_has_nothing_extra():
 def test_model_state_passes_from_step_to_step_and_travels_as_extra():
     task = tiny.stateful_task()
     client = local_client(task, optax.sgd(0.2))
-    params, model_state = random_tree(tiny.SHAPES, 3, 0.5), {"mean": jnp.full(5, 0.5), "seen": jnp.int32(7)}
+    params, model_state = (
+        random_tree(tiny.SHAPES, 3, 0.5),
+        {"mean": jnp.full(5, 0.5), "seen": jnp.int32(7)},
+    )
     shared = Shared(jax.tree.map(jnp.asarray, params), model_state)
     message, _, losses = run_of(client)(shared, client.init(shared), ROWS[0], jax.random.key(0))
     expected, mean = float64(params), np.full(5, 0.5)
@@ -113,7 +129,9 @@ def test_every_step_has_its_own_randomness():
     client = local_client(task, optax.sgd(0.1))
     shared = Shared(jnp.zeros(2))
     run, items = run_of(client), jnp.zeros((4, 1), jnp.int32)
-    losses = [run(shared, client.init(shared), items, jax.random.key(seed))[2] for seed in (0, 0, 1)]
+    losses = [
+        run(shared, client.init(shared), items, jax.random.key(seed))[2] for seed in (0, 0, 1)
+    ]
     np.testing.assert_array_equal(losses[0], losses[1])
     assert len({float(x) for x in np.concatenate([losses[0], losses[2]])}) == 8
 
@@ -134,7 +152,11 @@ def test_a_synchronous_worker_sends_its_model_state():
     shared = Shared(params, {"mean": jnp.zeros(5), "seen": jnp.int32(2)})
     message, _, _ = run_of(client)(shared, (), ROWS[0], jax.random.key(0))
     assert message.extra["seen"] == 3
-    assert_close(message.extra["mean"], 0.1 * tiny.X[ROWS[0].reshape(-1)].astype(np.float64).mean(axis=0), 1e-5)
+    assert_close(
+        message.extra["mean"],
+        0.1 * tiny.X[ROWS[0].reshape(-1)].astype(np.float64).mean(axis=0),
+        1e-5,
+    )
 
 
 def test_a_gradient_in_pieces_is_the_same_gradient(raises_clearly):
@@ -150,7 +172,10 @@ def test_a_gradient_in_pieces_is_the_same_gradient(raises_clearly):
 
 
 def test_pieces_pass_their_model_state_on():
-    client, params = gradient_client(replace(tiny.stateful_task(), at_once=B)), random_tree(tiny.SHAPES, 4)
+    client, params = (
+        gradient_client(replace(tiny.stateful_task(), at_once=B)),
+        random_tree(tiny.SHAPES, 4),
+    )
     shared = Shared(params, {"mean": jnp.zeros(5), "seen": jnp.int32(2)})
     message, _, _ = run_of(client)(shared, (), ROWS[0], jax.random.key(0))
     assert message.extra["seen"] == 2 + H

@@ -24,20 +24,39 @@ from tests.outer.trees import QUICK
 
 def quick(codec: Codec) -> Codec:
     return Codec(
-        jax.jit(codec.encode, compiler_options=QUICK), jax.jit(codec.decode, static_argnums=1, compiler_options=QUICK)
+        jax.jit(codec.encode, compiler_options=QUICK),
+        jax.jit(codec.decode, static_argnums=1, compiler_options=QUICK),
     )
 
 
 @pytest.mark.parametrize(
     ("fraction", "n", "k"),
-    [(0.07, 100, 7), (0.1, 30, 3), (0.29, 100, 29), (0.001, 10, 1), (1.0, 5, 5), (0.5, 5, 3), (1e-5, 300_000, 3)],
+    [
+        (0.07, 100, 7),
+        (0.1, 30, 3),
+        (0.29, 100, 29),
+        (0.001, 10, 1),
+        (1.0, 5, 5),
+        (0.5, 5, 3),
+        (1e-5, 300_000, 3),
+    ],
 )
 def test_how_many_are_kept_is_exact_decimal_arithmetic(fraction, n, k):
     assert kept(fraction, n) == twin.count_kept(n, fraction) == k
 
 
 def test_an_index_takes_as_many_bits_as_it_needs():
-    assert [index_width(n) for n in (1, 2, 3, 4, 5, 256, 257, 2**20, 2**20 + 1)] == [1, 1, 2, 2, 3, 8, 9, 20, 21]
+    assert [index_width(n) for n in (1, 2, 3, 4, 5, 256, 257, 2**20, 2**20 + 1)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        8,
+        9,
+        20,
+        21,
+    ]
 
 
 def test_top_k_ties_go_to_the_lower_index_and_bits_are_packed_from_the_low_end():
@@ -51,7 +70,9 @@ def test_top_k_ties_go_to_the_lower_index_and_bits_are_packed_from_the_low_end()
 
 def test_nibbles_lie_in_pairs_the_first_one_low():
     codec = quick(quantised(4))
-    payload = codec.encode(jnp.array([7.0, -7.0, 0.0]), jax.random.key(0))  # codes 7, −7, 0 whatever the noise
+    payload = codec.encode(
+        jnp.array([7.0, -7.0, 0.0]), jax.random.key(0)
+    )  # codes 7, −7, 0 whatever the noise
     np.testing.assert_array_equal(payload.levels, np.array([15 | 1 << 4, 8], np.uint8))
     np.testing.assert_array_equal(payload.scales, [7.0])
     np.testing.assert_array_equal(codec.decode(payload, 3), [7.0, -7.0, 0.0])
@@ -62,7 +83,9 @@ def test_bytes_hold_signed_codes_and_each_bucket_its_scale():
     x = jnp.asarray(np.concatenate([[2.0, -2.0], np.zeros(254), [0.0, -5.0]]), jnp.float32)
     payload = codec.encode(x, jax.random.key(0))
     np.testing.assert_array_equal(payload.scales, [2.0, 5.0])
-    np.testing.assert_array_equal(np.asarray(payload.levels)[[0, 1, 2, 256, 257]], [127, -127, 0, 0, -127])
+    np.testing.assert_array_equal(
+        np.asarray(payload.levels)[[0, 1, 2, 256, 257]], [127, -127, 0, 0, -127]
+    )
     assert payload.levels.dtype == jnp.int8
     np.testing.assert_allclose(codec.decode(payload, 258), x, rtol=1e-6)
 

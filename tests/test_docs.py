@@ -1,4 +1,5 @@
-"""The documentation's snippets run, its links and paths lead somewhere, and its site lists every page."""
+"""The documentation's snippets run, its links and paths lead somewhere, and its site lists every
+page."""
 
 import ast
 import importlib
@@ -45,7 +46,8 @@ def links(path: Path) -> list[str]:
 
 
 def paths_in_backticks(text: str) -> list[str]:
-    """What looks like a file or folder of ours; `*` and `…` stand for anything, so such patterns are left out."""
+    """What looks like a file or folder of ours; `*` and `…` stand for anything, so such patterns
+    are left out."""
     words = re.findall(r"`([^`\n]+)`", text)
     return [word for word in words if word.startswith(PLACES) and not re.search(r"[\s*…<>]", word)]
 
@@ -53,7 +55,10 @@ def paths_in_backticks(text: str) -> list[str]:
 def anchors(path: Path) -> set[str]:
     """The ids that a page's headings get."""
     headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
-    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+    return {
+        re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+        for heading in headings
+    }
 
 
 def nav() -> list[str]:
@@ -87,19 +92,25 @@ def test_the_checks_see_something():
     assert sum(len(snippets(path)) for path in PAGES) >= 10
     assert sum(len(links(path)) for path in PAGES) >= 15
     assert sum(len(paths_in_backticks(prose(path))) for path in PAGES) >= 40
-    assert paths_in_backticks("`laconic/x.py`, `results/…`, `results/*/a`, `other/x.py`, laconic/y.py") == [
-        "laconic/x.py"
-    ]
+    assert paths_in_backticks(
+        "`laconic/x.py`, `results/…`, `results/*/a`, `other/x.py`, laconic/y.py"
+    ) == ["laconic/x.py"]
 
 
 def test_the_nav_lists_every_page_once():
-    pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    pages = sorted(
+        path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
+    )
     assert sorted(nav()) == pages
 
 
 def test_the_reference_covers_the_public_interface():
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))
-    modules = list(itertools.chain(*(re.findall(r"^::: (\S+)$", path.read_text(), re.MULTILINE) for path in pages)))
+    modules = list(
+        itertools.chain(
+            *(re.findall(r"^::: (\S+)$", path.read_text(), re.MULTILINE) for path in pages)
+        )
+    )
     assert len(modules) == len(set(modules))
     for module in modules:
         importlib.import_module(module)
@@ -107,10 +118,12 @@ def test_the_reference_covers_the_public_interface():
     for name in laconic.__all__:
         assert f"`{name}`" in overview
     for module, name in re.findall(r"\]\[(laconic[\w.]*)\.(\w+)\]", overview):
-        assert f"{module}.{name}" in modules or (module in modules and hasattr(sys.modules[module], name)), name
+        assert f"{module}.{name}" in modules or (
+            module in modules and hasattr(sys.modules[module], name)
+        ), name
 
 
-# --- the pages whose snippets run -------------------------------------------------------------------------------------
+# --- the pages whose snippets run -----------------------------------------------------------------
 
 
 def run_snippet(text: str, monkeypatch) -> types.ModuleType:
@@ -182,18 +195,30 @@ def test_the_snippet_of_an_estimator_is_the_mean_of_two(at_home, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page", ["index.md", "getting-started.md", "meta-training.md", "federated.md", "distributed.md", "server-step.md"]
+    "page",
+    [
+        "index.md",
+        "getting-started.md",
+        "meta-training.md",
+        "federated.md",
+        "distributed.md",
+        "server-step.md",
+    ],
 )
 def test_the_other_pages_snippets_run(page, at_home, monkeypatch, capsys):
     found = snippets(ROOT / "docs" / page)
     assert found
     for text in found:
-        if "laconic.compare(" not in text:  # the task of one's own is examples/own_task_plain.py, which is run as such
+        if (
+            "laconic.compare(" not in text
+        ):  # the task of one's own is examples/own_task_plain.py, which is run as such
             run_snippet(text, monkeypatch)
 
 
 def test_the_task_of_the_first_steps_is_the_example_that_runs():
-    (text,) = [text for text in snippets(ROOT / "docs" / "getting-started.md") if "plain_task" in text]
+    (text,) = [
+        text for text in snippets(ROOT / "docs" / "getting-started.md") if "plain_task" in text
+    ]
     example = (ROOT / "examples" / "own_task_plain.py").read_text()
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef):

@@ -16,7 +16,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("name", ["own_task_plain.py", pytest.param("own_task_equinox.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["own_task_plain.py", pytest.param("own_task_equinox.py", marks=pytest.mark.slow)]
+)
 def test_own_task(name, tmp_path, monkeypatch, capsys):
     source = (EXAMPLES / name).read_text()
     task_lines = source.split("# task begins\n")[1].split("# task ends\n")[0].splitlines()
@@ -26,12 +28,16 @@ def test_own_task(name, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.glob("runs/*/report.html"))
 
 
-@pytest.mark.parametrize("given", [[], [str(WEIGHTS / "lagg-a-fmnist.safetensors")]], ids=["by-default", "by-path"])
+@pytest.mark.parametrize(
+    "given", [[], [str(WEIGHTS / "lagg-a-fmnist.safetensors")]], ids=["by-default", "by-path"]
+)
 def test_a_learned_optimizer_in_a_plain_optax_loop(given, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["optax_swap.py", *given])
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
     runpy.run_path(str(EXAMPLES / "optax_swap.py"), run_name="__main__")
-    plain, learned = [float(found) for found in re.findall(r"loss ([0-9.]+) after", capsys.readouterr().out)]
+    plain, learned = [
+        float(found) for found in re.findall(r"loss ([0-9.]+) after", capsys.readouterr().out)
+    ]
     assert learned < 0.8 * plain
     lines = (EXAMPLES / "optax_swap.py").read_text().splitlines()
     assert [line[-1] for line in lines if re.search(r"  # line \d$", line)] == ["1", "2", "3"]

@@ -14,10 +14,14 @@ from tests.outer.trees import QUICK
 
 WAYS = [by_bisection, by_partial_sort, largest]
 RNG = np.random.default_rng(4)
-ODD_BITS = np.array([0x7FC00001, 0xFFC00000, 0x7F800001, 0x7FC00000, 0x7F800000, 0xFF800000], np.uint32)
+ODD_BITS = np.array(
+    [0x7FC00001, 0xFFC00000, 0x7F800001, 0x7FC00000, 0x7F800000, 0xFF800000], np.uint32
+)
 SPECIAL = ODD_BITS.view(np.float32)  # four NaNs that differ, and both infinities
 VECTORS = {
-    "any bits at all": RNG.integers(0, 2**32, 777, dtype=np.uint64).astype(np.uint32).view(np.float32),
+    "any bits at all": RNG.integers(0, 2**32, 777, dtype=np.uint64)
+    .astype(np.uint32)
+    .view(np.float32),
     "few values, many ties": RNG.integers(-3, 4, 777).astype(np.float32),
     "all the same": np.full(300, -2.5, np.float32),
     "zeros of both signs": np.where(RNG.uniform(size=300) < 0.5, 0.0, -0.0).astype(np.float32),
@@ -25,13 +29,16 @@ VECTORS = {
     "too small to be normal": RNG.integers(0, 9, 300).astype(np.uint32).view(np.float32),
     "NaN and infinity": np.concatenate([SPECIAL, np.arange(-9, 9, dtype=np.float32), SPECIAL]),
     "the largest and the smallest": np.array([3.4028235e38, -3.4028235e38, 1e-45, 0.0], np.float32),
-    "bfloat16's values": np.asarray(jnp.asarray(RNG.normal(size=500), jnp.bfloat16).astype(jnp.float32)),
+    "bfloat16's values": np.asarray(
+        jnp.asarray(RNG.normal(size=500), jnp.bfloat16).astype(jnp.float32)
+    ),
     "one": np.array([-7.0], np.float32),
 }
 
 
 def places(x: np.ndarray, k: int) -> list[int]:
-    """By sorting the bits without the sign as Python's integers, which know neither NaN nor rounding."""
+    """By sorting the bits without the sign as Python's integers, which know neither NaN nor
+    rounding."""
     sizes = [int(bits) & 0x7FFFFFFF for bits in x.view(np.uint32)]
     return sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))[:k]
 
@@ -56,7 +63,9 @@ def test_nothing_of_nothing_is_nothing(way):
 
 
 def test_a_vmap_finds_what_each_alone_would():
-    x_KN = np.stack([RNG.normal(size=400), RNG.integers(-2, 3, 400), np.zeros(400)]).astype(np.float32)
+    x_KN = np.stack([RNG.normal(size=400), RNG.integers(-2, 3, 400), np.zeros(400)]).astype(
+        np.float32
+    )
     for way in WAYS:
         together = jax.jit(jax.vmap(lambda x, way=way: way(x, 37)), compiler_options=QUICK)(x_KN)
         assert np.asarray(together).tolist() == [places(x, 37) for x in x_KN]
@@ -103,7 +112,9 @@ def test_no_gradient_goes_through_the_choice():
     x = jnp.array([1.0, -3.0, 2.0, 0.5])
     for way in WAYS:
         loss = lambda x, way=way: jnp.sum(x[way(x, 2)] ** 2)
-        np.testing.assert_array_equal(jax.jit(jax.grad(loss), compiler_options=QUICK)(x), [0.0, -6.0, 4.0, 0.0])
+        np.testing.assert_array_equal(
+            jax.jit(jax.grad(loss), compiler_options=QUICK)(x), [0.0, -6.0, 4.0, 0.0]
+        )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

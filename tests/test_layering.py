@@ -8,7 +8,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "laconic"
 FILES = sorted(ROOT.rglob("*.py"))
 
-# A unit is a module or folder of the package. It may import its own layer and those above it in this list.
+# A unit is a module or folder of the package. It may import its own layer and those above it in
+# this list.
 LAYERS = [
     {"errors", "version", "units"},
     {"architecture", "local"},
@@ -27,10 +28,22 @@ LAYERS = [
 ]
 RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 # What these two may import.
-BESIDE = {"store": {"errors", "version"}, "zoo": {"errors", "version", "store", "architecture", "local", "outer"}}
+BESIDE = {
+    "store": {"errors", "version"},
+    "zoo": {"errors", "version", "store", "architecture", "local", "outer"},
+}
 READS_AND_WRITES = RANK["evaluate"]  # from this layer on, they may be imported
 
-FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "tensorflow", "tensorflow_datasets", "haiku", "gin"}
+FORBIDDEN = {
+    "pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "tensorflow",
+    "tensorflow_datasets",
+    "haiku",
+    "gin",
+}
 DISPLAYS = {"cli", "recipes", "evaluate", "bench"}
 COMPILES = {"evaluate", "engines", "flower", "cli", "bench"}
 
@@ -77,7 +90,9 @@ def calls_print(tree: ast.Module) -> bool:
 
 def compiles(tree: ast.Module) -> bool:
     names = {"jit", "filter_jit", "pmap"}
-    by_attribute = any(isinstance(node, ast.Attribute) and node.attr in names for node in ast.walk(tree))
+    by_attribute = any(
+        isinstance(node, ast.Attribute) and node.attr in names for node in ast.walk(tree)
+    )
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return by_attribute or any(alias.name in names for node in froms for alias in node.names)
 
@@ -91,12 +106,18 @@ def test_a_file_imports_only_what_lies_before_it(path):
     unit = unit_of(path)
     if unit == "__init__":  # the public interface gathers everything
         return
-    assert unit in RANK or unit in BESIDE, f"{unit} has no place in the order of layers yet: give it one above"
+    assert unit in RANK or unit in BESIDE, (
+        f"{unit} has no place in the order of layers yet: give it one above"
+    )
     imported = units_imported(parse(path))
-    assert "" not in imported, "inside the package, import the module that defines a thing, not laconic"
+    assert "" not in imported, (
+        "inside the package, import the module that defines a thing, not laconic"
+    )
     wrong = sorted(other for other in imported if not allowed(unit, other))
     assert not wrong, f"{unit} must not import {', '.join(wrong)}"
-    assert not any(name.startswith(".") for name in imports_of(parse(path))), "imports are absolute here"
+    assert not any(name.startswith(".") for name in imports_of(parse(path))), (
+        "imports are absolute here"
+    )
 
 
 def test_units_of_one_layer_do_not_import_each_other_in_a_circle():
@@ -123,12 +144,17 @@ def test_library_code_never_prints(path):
 
 def test_library_code_never_compiles(path):
     trains = path.relative_to(ROOT).as_posix() == "meta/train.py"
-    assert trains or unit_of(path) in COMPILES or not compiles(parse(path)), "only those who run things call jax.jit"
+    assert trains or unit_of(path) in COMPILES or not compiles(parse(path)), (
+        "only those who run things call jax.jit"
+    )
 
 
 def test_the_checks_can_fail():
     see = lambda text: units_imported(ast.parse(text))
-    assert see("import laconic\nfrom laconic import x\nimport laconic.round as r\nimport os") == {"", "round"}
+    assert see("import laconic\nfrom laconic import x\nimport laconic.round as r\nimport os") == {
+        "",
+        "round",
+    }
     assert see("def f():\n    from laconic.outer.base import OuterOptimizer") == {"outer"}
     assert allowed("round", "outer")
     assert allowed("outer", "outer")

@@ -1,4 +1,5 @@
-"""An optimizer of one's own, as the documentation shows it: one file, one registry line, and it is in every table."""
+"""An optimizer of one's own, as the documentation shows it: one file, one registry line, and it is
+in every table."""
 
 import json
 import runpy
@@ -31,7 +32,8 @@ SWEEP_SMALL = ["--workers", "2", "--local-steps", "1", "--batch", "4", "--rounds
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capfd):
-    """`command("compare", …)` runs the file as a person would → what it printed; afterwards all is forgotten."""
+    """`command("compare", …)` runs the file as a person would → what it printed; afterwards all is
+    forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(OUTER, NAME, None)  # so that what the file registers is taken out again
     monkeypatch.delitem(OUTER, NAME)
@@ -58,7 +60,7 @@ def records(folder):
     return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def test_it_takes_one_registry_line():
@@ -69,7 +71,10 @@ def test_it_takes_one_registry_line():
 
 def test_the_step_is_the_one_in_its_docstring(registered):
     shapes = {"w": (3, 2), "b": (4,)}
-    deltas, m = [random_tree(shapes, seed) for seed in range(5)], {name: np.zeros(s) for name, s in shapes.items()}
+    deltas, m = (
+        [random_tree(shapes, seed) for seed in range(5)],
+        {name: np.zeros(s) for name, s in shapes.items()},
+    )
     tx = registered.make(rate=0.25, beta=0.5).tx
     state = tx.init(deltas[0])
     for delta in deltas:
@@ -79,19 +84,34 @@ def test_the_step_is_the_one_in_its_docstring(registered):
             np.testing.assert_array_equal(step[name], -0.25 * np.sign(m[name]))
 
 
-# --- comparisons ------------------------------------------------------------------------------------------------------
+# --- comparisons ----------------------------------------------------------------------------------
 
 
 def test_it_is_compared(command, tmp_path):
-    words = ["--task", "digits-mlp:width=4", "--rounds", "4", "--seeds", "1", "--workers", "2", "--local-steps", "1"]
-    out = command("compare", "--optimizers", "local-sgd", f"{NAME}:rate=0.5", *words, "--out", "run")
+    words = [
+        "--task",
+        "digits-mlp:width=4",
+        "--rounds",
+        "4",
+        "--seeds",
+        "1",
+        "--workers",
+        "2",
+        "--local-steps",
+        "1",
+    ]
+    out = command(
+        "compare", "--optimizers", "local-sgd", f"{NAME}:rate=0.5", *words, "--out", "run"
+    )
     assert f"{NAME}:rate=0.5" in out
     found = records(tmp_path / "run")
     assert [row["label"] for row in found[-1]["rows"]] == ["local-sgd", f"{NAME}:rate=0.5"]
     assert f"{NAME}:rate=0.5" in (tmp_path / "run" / "report.html").read_text().replace("<wbr>", "")
     one, other = (np.asarray(r["train"]) for r in found if r["kind"] == "method")
     assert np.isfinite(other).all()
-    assert one[0, 0] == other[0, 0]  # the first round begins from the same weights, and takes one local step
+    assert (
+        one[0, 0] == other[0, 0]
+    )  # the first round begins from the same weights, and takes one local step
     assert (one[0, 1:] != other[0, 1:]).all()
 
 
@@ -111,7 +131,7 @@ def test_its_options_are_checked_like_those_of_others(registered, raises_clearly
         names_of("sign-momentun")
 
 
-# --- sweeps -----------------------------------------------------------------------------------------------------------
+# --- sweeps ---------------------------------------------------------------------------------------
 
 
 def test_its_own_grid_is_swept(command, tmp_path):
@@ -130,15 +150,20 @@ def test_a_point_is_the_run_that_compare_would_make(registered):
     outcome = Sweep(task, NAME, setting).run(points, 2)
     for i, point in enumerate(points):
         single = Simulation(task, parse_method(spec_of(NAME, point), 2), setting)
-        expected = np.concatenate([chunk.losses.mean(axis=2) for chunk in single.run(single.start())], axis=1)
+        expected = np.concatenate(
+            [chunk.losses.mean(axis=2) for chunk in single.run(single.start())], axis=1
+        )
         np.testing.assert_allclose(outcome.curves[i], expected, rtol=1e-5)
 
 
-# --- experiments ------------------------------------------------------------------------------------------------------
+# --- experiments ----------------------------------------------------------------------------------
 
 
 def test_it_is_in_every_panel_and_every_table_of_tuned_values(registered):
-    assert sweeps()[NAME] == (f"the grid of {NAME}: 12 points", SweepConfig(method=NAME, grid=registered.grid))
+    assert sweeps()[NAME] == (
+        f"the grid of {NAME}: 12 points",
+        SweepConfig(method=NAME, grid=registered.grid),
+    )
     seen = 0
     for name, plain in EXPERIMENTS.items():
         found = experiment(name)
@@ -182,7 +207,11 @@ def test_an_experiment_is_carried_out_with_it(command, tmp_path, monkeypatch, ra
     assert NAME in out
     last = records(folder)[-1]
     assert {row["label"] for row in last["rows"]} == {"Local SGD", NAME}
-    ours = [row["ours"] for row in last["rows"] if (row["label"], row["metric"]) == (NAME, "final_train")]
+    ours = [
+        row["ours"]
+        for row in last["rows"]
+        if (row["label"], row["metric"]) == (NAME, "final_train")
+    ]
     assert len(ours) == 1
     assert np.isfinite(ours).all()
     assert f"| Two | {NAME} | " in (folder / "table.md").read_text()
@@ -194,10 +223,23 @@ def test_an_experiment_is_carried_out_with_it(command, tmp_path, monkeypatch, ra
 
 def test_tuned_values_are_found_for_it(command, tmp_path, monkeypatch):
     config = SweepConfig(
-        task="digits-mlp:width=4", grid=("gamma=0.5,0.1",), workers=2, local_steps=1, batch=4, rounds=6
+        task="digits-mlp:width=4",
+        grid=("gamma=0.5,0.1",),
+        workers=2,
+        local_steps=1,
+        batch=4,
+        rounds=6,
     )
-    row = SweepPanel("digits-local-sgd", "Digits, K = 2, train loss: Local SGD", config, "minimum", {"gamma": 0.5})
-    monkeypatch.setitem(EXPERIMENTS, "tuned", Experiment("tuned", "Tuned", "tuned values", sweeps=(row,)))
+    row = SweepPanel(
+        "digits-local-sgd",
+        "Digits, K = 2, train loss: Local SGD",
+        config,
+        "minimum",
+        {"gamma": 0.5},
+    )
+    monkeypatch.setitem(
+        EXPERIMENTS, "tuned", Experiment("tuned", "Tuned", "tuned values", sweeps=(row,))
+    )
     command("reproduce", "tuned", "--scale", "full", "--out", "tuned")
     first, second = records(tmp_path / "tuned")[-1]["rows"]
     assert first["panel"] == "Digits, K = 2, train loss: Local SGD"

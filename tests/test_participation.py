@@ -20,29 +20,40 @@ from tests.outer.trees import QUICK, assert_close, float64
 from tests.tiny import ADAMW, GAMMA, SGD, B, H, K, draw, first_state, set_up
 
 
-@pytest.mark.parametrize(("local", "spec"), [(ADAMW, "dense"), (SGD, "topk:0.4+ef")], ids=["adamw", "residuals"])
+@pytest.mark.parametrize(
+    ("local", "spec"), [(ADAMW, "dense"), (SGD, "topk:0.4+ef")], ids=["adamw", "residuals"]
+)
 def test_who_is_absent_changes_nothing_and_states_follow_the_client(local, spec):
-    """Six clients, three a round by id, some of them absent: moments and residuals stay with their owners."""
+    """Six clients, three a round by id, some of them absent: moments and residuals stay with their
+    owners."""
     population, rounds = 6, 6
     ids = np.array([[0, 1, 2], [5, 0, 3], [3, 4, 5], [2, 5, 0], [0, 1, 4], [5, 3, 2]], np.int32)
-    present = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 1, 1]], np.float32)
+    present = np.array(
+        [[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1], [1, 1, 0], [1, 1, 1]], np.float32
+    )
     batches = np.random.default_rng(3).integers(0, 64, (rounds, 3, H, B)).astype(np.int32)
     with tiny.lenient(local is ADAMW):
         workers, server = set_up(OUTER["average"].make(), local, spec)
         state = first_state(workers, server, population)
-        step = jax.jit(lambda s, i: communication_round(workers, server, s, i), compiler_options=QUICK)
+        step = jax.jit(
+            lambda s, i: communication_round(workers, server, s, i), compiler_options=QUICK
+        )
         now = float64(jax.device_get(state.shared.params))
         clients = [Pair(local, spec) for _ in range(population)]
         for t in range(rounds):
             keys = worker_keys(state, jnp.asarray(ids[t]))
-            state, _ = step(state, Items(batches[t], keys, jnp.asarray(ids[t]), jnp.asarray(present[t])))
+            state, _ = step(
+                state, Items(batches[t], keys, jnp.asarray(ids[t]), jnp.asarray(present[t]))
+            )
             tried = [copy.deepcopy(clients[i]) for i in ids[t]]
             deltas = [worker.round(now, batches[t, k]) for k, worker in enumerate(tried)]
             for k, i in enumerate(ids[t]):
                 if present[t, k]:  # otherwise nothing was delivered, and all is as before
                     clients[i] = tried[k]
             stacked = {n: np.stack([d[n] for d in deltas]) for n in now}
-            now = ref.Average().step(now, ref.weighted_mean(stacked, [float(p) for p in present[t]]))
+            now = ref.Average().step(
+                now, ref.weighted_mean(stacked, [float(p) for p in present[t]])
+            )
             assert_close(jax.device_get(state.shared.params), now, 1e-5, f"round {t}")
     zeros = {n: np.zeros_like(x) for n, x in now.items()}
     kept = jax.device_get(state.clients)
@@ -88,7 +99,9 @@ def test_a_round_with_nobody_moves_only_the_counter():
     for nobody in (jnp.zeros(K), jnp.zeros(K, bool), jnp.zeros(K, jnp.int32)):
         after, _ = step(state, items._replace(present=nobody))
         assert int(after.round) == int(state.round) + 1
-        for a, b in zip(jax.tree.leaves(after._replace(round=state.round)), jax.tree.leaves(state), strict=True):
+        for a, b in zip(
+            jax.tree.leaves(after._replace(round=state.round)), jax.tree.leaves(state), strict=True
+        ):
             np.testing.assert_array_equal(bits(a), bits(b))
 
 
@@ -98,7 +111,9 @@ def test_an_undelivered_message_leaves_its_worker_as_it_was():
         present = jnp.ones(K).at[absent].set(0.0)
         after, _ = step(state, items._replace(present=present))
         everyone, _ = step(state, items)
-        for old, new, full in zip(*map(jax.tree.leaves, (state.clients, after.clients, everyone.clients)), strict=True):
+        for old, new, full in zip(
+            *map(jax.tree.leaves, (state.clients, after.clients, everyone.clients)), strict=True
+        ):
             np.testing.assert_array_equal(new[absent], old[absent])
             others = np.arange(K) != absent
             np.testing.assert_array_equal(np.asarray(new)[others], np.asarray(full)[others])
@@ -135,4 +150,9 @@ def test_an_absent_worker_may_hold_garbage():
 
 
 def poisoned_task() -> Task:
-    return plain_task("poisoned", tiny.init, tiny.loss, (jnp.asarray(tiny.X).at[0].set(jnp.nan), jnp.asarray(tiny.Y)))
+    return plain_task(
+        "poisoned",
+        tiny.init,
+        tiny.loss,
+        (jnp.asarray(tiny.X).at[0].set(jnp.nan), jnp.asarray(tiny.Y)),
+    )

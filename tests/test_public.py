@@ -12,8 +12,11 @@ def test_every_public_name_exists_once():
 
 
 def test_importing_touches_no_device():
-    """With a platform that does not exist JAX fails as soon as it looks for devices, and not before."""
-    command, environment = process("import laconic.cli, jax; laconic.published(); print('imported'); jax.devices()")
+    """With a platform that does not exist JAX fails as soon as it looks for devices, and not
+    before."""
+    command, environment = process(
+        "import laconic.cli, jax; laconic.published(); print('imported'); jax.devices()"
+    )
     environment["JAX_PLATFORMS"] = "nowhere"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "imported\n"

@@ -1,4 +1,5 @@
-"""The twin is pinned to numbers worked out by hand, so that the package is not tested against a mistake."""
+"""The twin is pinned to numbers worked out by hand, so that the package is not tested against a
+mistake."""
 
 import math
 
@@ -9,7 +10,19 @@ from tests import reference as ref
 from tests import reference_compress as comp
 
 BETAS = ref.INITIAL_BETAS
-M, V, M_RSQRT, RSQRT_V, DELTA_FAC, ROW, COL, RSQRT_ROW, RSQRT_COL, M_FAC, TIME = 2, 5, 6, 9, 10, 13, 16, 19, 22, 25, 28
+M, V, M_RSQRT, RSQRT_V, DELTA_FAC, ROW, COL, RSQRT_ROW, RSQRT_COL, M_FAC, TIME = (
+    2,
+    5,
+    6,
+    9,
+    10,
+    13,
+    16,
+    19,
+    22,
+    25,
+    28,
+)
 
 
 def one(values):
@@ -34,7 +47,12 @@ def silent(kind, K=1, d=0.0, m=0.0):
     """A theta whose MLP says (d, m) whatever it sees."""
     F = ref.count_inputs(kind, K)
     weights = {"w0": np.zeros((F, 32)), "w1": np.zeros((32, 32)), "w2": np.zeros((32, 2))}
-    return weights | {"b0": np.zeros(32), "b1": np.zeros(32), "b2": np.array([d, m]), "decay": np.zeros(7)}
+    return weights | {
+        "b0": np.zeros(32),
+        "b1": np.zeros(32),
+        "b2": np.array([d, m]),
+        "decay": np.zeros(7),
+    }
 
 
 def echo(kind, column, K=1, sign=1.0):
@@ -60,7 +78,12 @@ def test_every_shape_gives_as_many_inputs_as_the_counts_say(shape):
     n = max(1, math.prod(shape))
     assert ada(params, mean)[0].shape == (n, ref.count_inputs("lopt_a", 5))
     assert ada(params, mean, worker_deltas=deltas)[0].shape == (n, ref.count_inputs("lagg_a", 5))
-    for kind, state in [("lopt_a", ref.ada_init(params)), ("lagg_a", ref.ada_init(params)), ("lopt", 0), ("lagg", 0)]:
+    for kind, state in [
+        ("lopt_a", ref.ada_init(params)),
+        ("lagg_a", ref.ada_init(params)),
+        ("lopt", 0),
+        ("lagg", 0),
+    ]:
         outer = ref.Learned(kind, silent(kind, 5, d=1.0), state)
         np.testing.assert_array_equal(outer.step(params, mean, deltas)["w"], params["w"] - 0.001)
 
@@ -87,7 +110,8 @@ def test_the_two_largest_axes_are_factored_and_ties_go_to_the_later(shape, axes)
 
 
 def test_a_matrix_after_one_round():
-    # Δ² = [[1, 4, 4], [9, 36, 36]]: rows mean 3 and 27, columns 5, 20, 20, and mean(row) = 15. Axis 1 is the larger.
+    # Δ² = [[1, 4, 4], [9, 36, 36]]: rows mean 3 and 27, columns 5, 20, 20, and mean(row) = 15. Axis
+    # 1 is the larger.
     params, delta = one([[1, 2, 3], [4, 5, 6]]), one([[1, -2, 2], [3, 6, -6]])
     x, state = ada(params, delta)
     np.testing.assert_allclose(state.row["w"][0].ravel(), [0.3, 2.7], rtol=1e-14)
@@ -112,15 +136,21 @@ def test_a_matrix_after_one_round():
         # mean(row) = 1.5: row factors √(1.5/0.3), √(1.5/2.7), column factors 1/√0.5, 1/√2
         DELTA_FAC: [
             z / math.sqrt(r / (1.5 + 1e-9) * c)
-            for z, r, c in zip(d, (0.3, 0.3, 0.3, 2.7, 2.7, 2.7), (0.5, 2, 2, 0.5, 2, 2), strict=True)
+            for z, r, c in zip(
+                d, (0.3, 0.3, 0.3, 2.7, 2.7, 2.7), (0.5, 2, 2, 0.5, 2, 2), strict=True
+            )
         ],
         M_FAC + 1: [
             0.01 * z / math.sqrt(r / (0.15 + 1e-9) * c)
-            for z, r, c in zip(d, (0.03,) * 3 + (0.27,) * 3, (0.05, 0.2, 0.2, 0.05, 0.2, 0.2), strict=True)
+            for z, r, c in zip(
+                d, (0.03,) * 3 + (0.27,) * 3, (0.05, 0.2, 0.2, 0.05, 0.2, 0.2), strict=True
+            )
         ],
     }
     for column, raw in expected.items():
-        np.testing.assert_allclose(x[:, column], normalised(raw), rtol=1e-11, err_msg=f"column {column}")
+        np.testing.assert_allclose(
+            x[:, column], normalised(raw), rtol=1e-11, err_msg=f"column {column}"
+        )
     # Δ² has rank one, so the factored scale is |Δ| itself and item 7 is its sign.
     np.testing.assert_allclose(x[:, DELTA_FAC], np.sign(d) / math.sqrt(1 + 1e-6), rtol=1e-9)
 
@@ -149,13 +179,22 @@ def test_a_tall_matrix_swaps_row_and_column():
 
 def test_axes_that_are_not_factored_are_kept():
     # The two leading indices never mix.
-    delta = np.array([[[1.0, 2.0, 3.0, 4.0]] * 3, [[5.0, 6.0, 7.0, 9.0]] * 3])  # [2, 3, 4]: axes 2 and 1
+    delta = np.array(
+        [[[1.0, 2.0, 3.0, 4.0]] * 3, [[5.0, 6.0, 7.0, 9.0]] * 3]
+    )  # [2, 3, 4]: axes 2 and 1
     x, state = ada(one(np.zeros((2, 3, 4))), one(delta))
-    np.testing.assert_allclose(state.row["w"][0], [[[0.75]] * 3, [[4.775]] * 3], rtol=1e-13)  # 0.1·30/4, 0.1·191/4
-    np.testing.assert_allclose(state.col["w"][0][:, 0, :], [[0.1, 0.4, 0.9, 1.6], [2.5, 3.6, 4.9, 8.1]], rtol=1e-13)
-    # The rows of one leading index are equal, so its row factor is √((mean + 1e-9)/mean) and item 7 is ±√10.
+    np.testing.assert_allclose(
+        state.row["w"][0], [[[0.75]] * 3, [[4.775]] * 3], rtol=1e-13
+    )  # 0.1·30/4, 0.1·191/4
+    np.testing.assert_allclose(
+        state.col["w"][0][:, 0, :], [[0.1, 0.4, 0.9, 1.6], [2.5, 3.6, 4.9, 8.1]], rtol=1e-13
+    )
+    # The rows of one leading index are equal, so its row factor is √((mean + 1e-9)/mean) and item 7
+    # is ±√10.
     flat = delta.ravel()
-    raw = [math.sqrt(10) * math.sqrt(1 + 1e-9 / (0.75 if i < 12 else 4.775)) for i in range(flat.size)]
+    raw = [
+        math.sqrt(10) * math.sqrt(1 + 1e-9 / (0.75 if i < 12 else 4.775)) for i in range(flat.size)
+    ]
     np.testing.assert_allclose(x[:, DELTA_FAC], normalised(raw), rtol=1e-12)
 
 
@@ -196,15 +235,25 @@ def test_nothing_moved_gives_finite_features():
 
 
 def test_tiny_deltas_meet_the_floor_of_the_safe_root():
-    x, _ = ada(one([[1.0, 2.0]]), one([[1e-10, -1e-10]]))  # col and row ÷ (its mean + 1e-9) are 1e-21 and 1e-12
-    np.testing.assert_allclose(x[:, DELTA_FAC], normalised([0.1, -0.1]), rtol=1e-12)  # 1e-10 · (1e-9)^−½ · (1e-9)^−½
+    x, _ = ada(
+        one([[1.0, 2.0]]), one([[1e-10, -1e-10]])
+    )  # col and row ÷ (its mean + 1e-9) are 1e-21 and 1e-12
+    np.testing.assert_allclose(
+        x[:, DELTA_FAC], normalised([0.1, -0.1]), rtol=1e-12
+    )  # 1e-10 · (1e-9)^−½ · (1e-9)^−½
 
 
 def test_time_features():
     np.testing.assert_array_equal(ref.time_features(0, "paper"), np.zeros(11))
-    np.testing.assert_allclose(ref.time_features(0, "shifted"), np.full(11, -0.7615941559557649), rtol=1e-15)
-    np.testing.assert_allclose(ref.time_features(30, "shifted")[[2, 3]], [0.9640275800758169, 0.0], atol=1e-15)
-    np.testing.assert_allclose(ref.time_features(100_000, "paper")[-1], 0.7615941559557649, rtol=1e-15)
+    np.testing.assert_allclose(
+        ref.time_features(0, "shifted"), np.full(11, -0.7615941559557649), rtol=1e-15
+    )
+    np.testing.assert_allclose(
+        ref.time_features(30, "shifted")[[2, 3]], [0.9640275800758169, 0.0], atol=1e-15
+    )
+    np.testing.assert_allclose(
+        ref.time_features(100_000, "paper")[-1], 0.7615941559557649, rtol=1e-15
+    )
     x, _ = ada(one([[1.0, 2.0]]), one([[1.0, 1.0]]), time="paper")
     np.testing.assert_array_equal(x[:, TIME:], np.zeros((2, 11)))
 
@@ -215,21 +264,33 @@ def test_worker_deltas_come_first_in_order_each_normalised_alone():
     np.testing.assert_allclose(x[:, 0], normalised([3, 4]), rtol=1e-14)
     np.testing.assert_allclose(x[:, 1], normalised([-30, 40]), rtol=1e-14)
     np.testing.assert_array_equal(x[:, 2], [0, 0])
-    np.testing.assert_allclose(x[:, 3], normalised([1, 1]), rtol=1e-14)  # the parameter; no mean delta
-    np.testing.assert_allclose(x[:, 4], normalised([-0.9, 44 / 30]), rtol=1e-12)  # m1 of the mean (−9, 44/3)
+    np.testing.assert_allclose(
+        x[:, 3], normalised([1, 1]), rtol=1e-14
+    )  # the parameter; no mean delta
+    np.testing.assert_allclose(
+        x[:, 4], normalised([-0.9, 44 / 30]), rtol=1e-12
+    )  # m1 of the mean (−9, 44/3)
 
 
 def test_the_step_is_a_scaled_direction():
     params = one([[1.0, 2.0]])
-    after, state = ref.lopt_a_update(silent("lopt_a", d=3.0, m=5.0), params, ref.ada_init(params), one([[1.0, 1.0]]))
-    np.testing.assert_allclose(after["w"], [[0.9969849624374218, 1.9969849624374218]], rtol=1e-14)  # 0.003·e^0.005
+    after, state = ref.lopt_a_update(
+        silent("lopt_a", d=3.0, m=5.0), params, ref.ada_init(params), one([[1.0, 1.0]])
+    )
+    np.testing.assert_allclose(
+        after["w"], [[0.9969849624374218, 1.9969849624374218]], rtol=1e-14
+    )  # 0.003·e^0.005
     assert state.t == 1
 
 
 def test_the_mlp_by_hand():
     theta = silent("lopt", d=0.5, m=0.0)
     theta["b0"][:2], theta["b1"][1:3] = [-1.0, 2.0], [-1.0, 1.0]  # first layer: 0 and 2
-    theta["w1"][0, 1], theta["w1"][1, 1], theta["w1"][1, 2] = 100.0, 3.0, -1.0  # second: 0 + 6 − 1, relu(−2 + 1)
+    theta["w1"][0, 1], theta["w1"][1, 1], theta["w1"][1, 2] = (
+        100.0,
+        3.0,
+        -1.0,
+    )  # second: 0 + 6 − 1, relu(−2 + 1)
     theta["w2"][1], theta["w2"][2] = [2.0, 1.0], [100.0, 100.0]  # d = 10 + 0.5, m = 5
     after, t = ref.lopt_update(theta, one([1.0]), 0, one([1.0]))
     np.testing.assert_allclose(after["w"], [1 - 0.0105 * math.exp(0.005)], rtol=1e-15)
@@ -243,22 +304,30 @@ def test_the_mlp_sees_its_inputs_through_relus(column, raw):
         for sign in (1.0, -1.0):
             outer = ref.Learned(kind, echo(kind, column, sign=sign), state)
             step = [0.001 * max(0.0, sign * x) for x in normalised(raw)]
-            np.testing.assert_allclose(outer.step(params, delta, delta)["w"], params["w"] - step, rtol=1e-15)
+            np.testing.assert_allclose(
+                outer.step(params, delta, delta)["w"], params["w"] - step, rtol=1e-15
+            )
 
 
 def test_lagg_sees_worker_two_and_its_time():
     params, deltas = one([1.0, 2.0]), one([[1.0, 0.0], [0.0, 5.0]])
     for kind, state, time_column in [("lagg_a", ref.ada_init(params), 29), ("lagg", 0, 3)]:
         by_delta = ref.Learned(kind, echo(kind, 1, K=2), state).step(params, {}, deltas)
-        np.testing.assert_allclose(by_delta["w"], params["w"] - 0.001 * np.array(normalised([0, 5])), rtol=1e-15)
+        np.testing.assert_allclose(
+            by_delta["w"], params["w"] - 0.001 * np.array(normalised([0, 5])), rtol=1e-15
+        )
         by_time = ref.Learned(kind, echo(kind, time_column, K=2, sign=-1.0), state)
         second = by_time.step(by_time.step(params, {}, deltas), {}, deltas)
-        np.testing.assert_allclose(second["w"], params["w"] - 0.0007615941559557649, rtol=1e-14)  # tanh(0) at t = 1
+        np.testing.assert_allclose(
+            second["w"], params["w"] - 0.0007615941559557649, rtol=1e-14
+        )  # tanh(0) at t = 1
 
 
 def test_decay_offsets():
     theta = {"decay": np.array([math.log(2) / 10, 0, 0, -math.log(4) / 10, 1.0, 0, 0])}
-    np.testing.assert_allclose(ref.betas_of(theta), [0.8, 0.99, 0.999, 0.99975, 0.0, 0.99, 0.999], rtol=1e-14)
+    np.testing.assert_allclose(
+        ref.betas_of(theta), [0.8, 0.99, 0.999, 0.99975, 0.0, 0.99, 0.999], rtol=1e-14
+    )
 
 
 def pull(params, target):
@@ -267,7 +336,8 @@ def pull(params, target):
 
 
 def test_algorithm_1_averages_the_workers():
-    # From 1 with γ = ½: towards 0 twice gives ¼, towards 4 twice gives 3¼; their mean is 1¾. Then 7/16 and 55/16.
+    # From 1 with γ = ½: towards 0 twice gives ¼, towards 4 twice gives 3¼; their mean is 1¾. Then
+    # 7/16 and 55/16.
     batches = [[[0.0, 0.0], [4.0, 4.0]]] * 2
     start, first, second = ref.algorithm_1(one([1.0]), pull, batches, 0.5, ref.Average())
     assert (start["w"][0], first["w"][0], second["w"][0]) == (1.0, 1.75, 1.9375)
@@ -278,9 +348,15 @@ def test_algorithm_1_averages_the_workers():
     [  # one weight from 0, Δ = 2 and then Δ = −1
         (ref.Average(), [-2, -1]),
         (ref.SlowMo(alpha=0.5, beta=0.5, gamma=0.1), [-1, -1]),  # u = 20, then 10 − 10 = 0
-        (ref.Nesterov(lr=0.5, beta=0.5), [-1.5, -1.0 + 0.0]),  # u = 2, then 0: 0.5·(2+1), 0.5·(−1+0)
+        (
+            ref.Nesterov(lr=0.5, beta=0.5),
+            [-1.5, -1.0 + 0.0],
+        ),  # u = 2, then 0: 0.5·(2+1), 0.5·(−1+0)
         # m = 1, ½; v = 2 + 1 = 3 then 2; τ = 1
-        (ref.FedAdam(eta=1, beta1=0.5, beta2=0.5, tau=1, v0=2), [-1 / (1 + 3**0.5), -1 / (1 + 3**0.5)]),
+        (
+            ref.FedAdam(eta=1, beta1=0.5, beta2=0.5, tau=1, v0=2),
+            [-1 / (1 + 3**0.5), -1 / (1 + 3**0.5)],
+        ),
         # v = 2 + 2 = 4 (v < Δ²), then 4 − ½ = 3½ (v > Δ²)
         (ref.FedYogi(eta=1, beta1=0.5, beta2=0.5, tau=1, v0=2), [-1 / 3, -1 / 3]),
         (ref.FedAdagrad(eta=1, beta1=0.5, beta2=0.5, tau=1, v0=2), [-1 / (1 + 6**0.5)] * 2),
@@ -301,7 +377,9 @@ def test_second_moments_of_the_adaptive_servers():
         outer.step(one([0.0, 0.0, 0.0]), one([1.0, 3.0, 2.0]))
         found[kind.__name__] = outer.v["w"]
     np.testing.assert_allclose(found["FedAdam"], [3.97, 4.05, 4.0], rtol=1e-14)
-    np.testing.assert_allclose(found["FedYogi"], [3.99, 4.09, 4.0], rtol=1e-14)  # down, up, sign(0) = 0
+    np.testing.assert_allclose(
+        found["FedYogi"], [3.99, 4.09, 4.0], rtol=1e-14
+    )  # down, up, sign(0) = 0
     np.testing.assert_allclose(found["FedAdagrad"], [5.0, 13.0, 8.0], rtol=1e-14)
     outer = ref.FedAdam(eta=0.1, tau=0.01)
     outer.step(one([0.0]), one([0.0]))
@@ -326,7 +404,9 @@ def test_adamw_two_steps():
 
 def test_adamw_lives_on_across_rounds():
     workers = [comp.AdamW(lr=0.1), comp.AdamW(lr=0.2)]
-    ref.algorithm_1(one([1.0]), pull, [[[0.0, 0.0], [4.0, 4.0]]] * 3, 0.5, ref.Average(), locals_K=workers)
+    ref.algorithm_1(
+        one([1.0]), pull, [[[0.0, 0.0], [4.0, 4.0]]] * 3, 0.5, ref.Average(), locals_K=workers
+    )
     assert [worker.steps for worker in workers] == [6, 6]
 
 
@@ -334,7 +414,9 @@ def test_clipping_is_global():
     grads = {"a": np.array([3.0]), "b": np.array([0.0, 4.0])}
     clipped = comp.clip_by_global_norm(grads, 2.5)
     np.testing.assert_allclose(comp.flatten(clipped), [1.5, 0.0, 2.0], rtol=1e-15)
-    np.testing.assert_array_equal(comp.flatten(comp.clip_by_global_norm(grads, 5.0)), [3.0, 0.0, 4.0])
+    np.testing.assert_array_equal(
+        comp.flatten(comp.clip_by_global_norm(grads, 5.0)), [3.0, 0.0, 4.0]
+    )
 
 
 def test_topk_ties_go_to_the_lower_index_in_name_order():
@@ -342,7 +424,9 @@ def test_topk_ties_go_to_the_lower_index_in_name_order():
     assert comp.topk_indices(comp.flatten(tree), 4) == [0, 4, 1, 2]
     np.testing.assert_array_equal(comp.flatten(comp.topk_global(tree, 0.6)), [3, -1, 0, 0, -3])
     np.testing.assert_array_equal(comp.flatten(comp.topk_global(tree, 0.01)), [3, 0, 0, 0, 0])
-    np.testing.assert_array_equal(comp.flatten(comp.topk_per_tensor(tree, 0.5)), [3, -1, 0, 0, -3])  # k = 2 and 1
+    np.testing.assert_array_equal(
+        comp.flatten(comp.topk_per_tensor(tree, 0.5)), [3, -1, 0, 0, -3]
+    )  # k = 2 and 1
     np.testing.assert_array_equal(comp.flatten(comp.topk_global(tree, 1.0)), comp.flatten(tree))
 
 
@@ -352,9 +436,13 @@ def test_quantisation_rounds_by_the_given_noise():
     codes, scales = comp.quantise_codes(x, 4, u, bucket=3)  # x·7/scale: 7 −3.5 1.75 | 0 0 0 | −7
     assert codes == [7, -4, 2, 0, 0, 0, -7]  # floors of 7.9 −3.1 2.05 | … | −6.5
     assert scales == [1.0, 0.0, 2.0]
-    np.testing.assert_allclose(comp.quantise(x, 4, u, 3), [1, -4 / 7, 2 / 7, 0, 0, 0, -2], rtol=1e-15)
+    np.testing.assert_allclose(
+        comp.quantise(x, 4, u, 3), [1, -4 / 7, 2 / 7, 0, 0, 0, -2], rtol=1e-15
+    )
     # One bucket of scale 2: 63.5 + 0.9, −31.75 + 0.4 and 15.875 + 0.3 floor to 64, −32, 16.
-    np.testing.assert_allclose(comp.quantise(x, 8, u)[:3], [128 / 127, -64 / 127, 32 / 127], rtol=1e-14)
+    np.testing.assert_allclose(
+        comp.quantise(x, 8, u)[:3], [128 / 127, -64 / 127, 32 / 127], rtol=1e-14
+    )
 
 
 def test_topk_then_quantise():
@@ -362,7 +450,9 @@ def test_topk_then_quantise():
     u = np.array([0.0, 0.5])
     by_size = comp.topk_quantised(tree, 0.5, 4, u, order="magnitude", bucket=1)
     np.testing.assert_array_equal(by_size["a"], [0, 8, -4, 0])
-    in_one = comp.topk_quantised({"a": np.array([1.0, 4.0, -8.0, 2.0])}, 0.5, 4, u, order="magnitude")
+    in_one = comp.topk_quantised(
+        {"a": np.array([1.0, 4.0, -8.0, 2.0])}, 0.5, 4, u, order="magnitude"
+    )
     np.testing.assert_allclose(in_one["a"], [0, 4 * 8 / 7, -8, 0], rtol=1e-15)  # floor(3.5 + 0.5)
     in_order = comp.topk_quantised({"a": np.array([1.0, 4.0, -8.0, 2.0])}, 0.5, 4, u, order="index")
     np.testing.assert_allclose(in_order["a"], [0, 3 * 8 / 7, -8, 0], rtol=1e-15)  # floor(3.5 + 0)
@@ -377,10 +467,15 @@ def test_error_feedback_sends_what_was_left():
 
 def test_algorithm_1_with_compressed_messages():
     send = [comp.ErrorFeedback(lambda tree: comp.topk_global(tree, 0.5)) for _ in range(2)]
-    # Both workers pull (2, 1) to 0 with γ = ½ and send only the larger entry: first (1, ½) → (1, 0) is sent.
-    history = ref.algorithm_1(one([2.0, 1.0]), pull, [[[0.0], [0.0]]] * 2, 0.5, ref.Average(), send_K=send)
+    # Both workers pull (2, 1) to 0 with γ = ½ and send only the larger entry: first (1, ½) → (1, 0)
+    # is sent.
+    history = ref.algorithm_1(
+        one([2.0, 1.0]), pull, [[[0.0], [0.0]]] * 2, 0.5, ref.Average(), send_K=send
+    )
     np.testing.assert_array_equal(history[1]["w"], [1, 1])
-    np.testing.assert_array_equal(history[2]["w"], [1, 0])  # (½, ½) + (0, ½): the second entry is due
+    np.testing.assert_array_equal(
+        history[2]["w"], [1, 0]
+    )  # (½, ½) + (0, ½): the second entry is due
 
 
 def test_bits_on_the_wire():
@@ -403,7 +498,8 @@ def test_metrics():
     assert comp.rounds_to_loss(curve, 1.0) == 10
     assert comp.rounds_to_loss(curve, 0.5) == 15
     assert comp.rounds_to_loss(curve, -0.1) is None
-    # Local SGD ends at 0.5 in round 15 (and rises); twice the speed is round 15 ÷ round 12, and its own is 1.
+    # Local SGD ends at 0.5 in round 15 (and rises); twice the speed is round 15 ÷ round 12, and its
+    # own is 1.
     local = [1.0] * 10 + [0.0] * 5 + [9.0] * 5
     assert comp.speedup(local, local) == 1.0
     assert comp.speedup(local, [1.0] * 7 + [0.0] * 13) == 15 / 12

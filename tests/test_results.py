@@ -26,11 +26,18 @@ from tests.recorded import benchmark, mean_curve, method_of, numbers_of, peak
 
 ROOT = Path(__file__).parents[1]
 RUNS = sorted(
-    path.parent for name in ("*", "missing-workers/*") for path in (ROOT / "results").glob(f"{name}/records.jsonl")
+    path.parent
+    for name in ("*", "missing-workers/*")
+    for path in (ROOT / "results").glob(f"{name}/records.jsonl")
 )
 SWEEPS = sorted(path.parent for path in (ROOT / "results").glob("sweeps/*/records.jsonl"))
 DOCS = (ROOT / "docs" / "results.md").read_text()
-LABELS = {"lopt-a": "LOpt-A", "lagg-a": "LAgg-A", "lopt": "LOpt", "lagg": "LAgg"}  # what experiments call them
+LABELS = {
+    "lopt-a": "LOpt-A",
+    "lagg-a": "LAgg-A",
+    "lopt": "LOpt",
+    "lagg": "LAgg",
+}  # what experiments call them
 BEGUN = sorted((ROOT / "results" / "reproduce").glob("*-full/records.jsonl"))
 EXPERIMENTS = [path.parent for path in BEGUN if read(path)[-1]["kind"] == "experiment"]
 EXPLORED = sorted((ROOT / "results" / "meta").glob("explore-*"))
@@ -38,7 +45,10 @@ EXPLORED = sorted((ROOT / "results" / "meta").glob("explore-*"))
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_the_docs_show_the_records_table(run):
-    assert markdown_table(read(run / "records.jsonl")).strip() in (ROOT / "docs" / "results.md").read_text()
+    assert (
+        markdown_table(read(run / "records.jsonl")).strip()
+        in (ROOT / "docs" / "results.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
@@ -49,8 +59,14 @@ def test_a_recorded_summary_follows_from_its_curves(run):
     again = summarise([r for r in records if r["kind"] == "method"], config["target_loss"], link)
     assert again["reference"] == summary["reference"]
     for row, kept in zip(again["rows"], summary["rows"], strict=True):
-        row = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
-        label, numbers = kept.pop("label"), {key: value for key, value in kept.items() if value is not None}
+        row = {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in row.items()
+        }
+        label, numbers = (
+            kept.pop("label"),
+            {key: value for key, value in kept.items() if value is not None},
+        )
         assert label == row.pop("label")
         assert {key for key, value in row.items() if value is not None} == set(numbers)
         assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=1e-6)
@@ -60,8 +76,18 @@ def test_the_readme_rounds_nothing_up():
     readme = (ROOT / "README.md").read_text()
     table = markdown_table(read(ROOT / "results" / "fmnist-learned" / "records.jsonl"))
     slowmo = "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8"
-    for label in ("local-sgd:gamma=0.3", "adam:alpha=0.005", slowmo, "lopt-a-fmnist", "lagg-a-fmnist"):
-        cells = next(line for line in table.splitlines() if f"`{label}`" in line).replace("*", "").split("|")
+    for label in (
+        "local-sgd:gamma=0.3",
+        "adam:alpha=0.005",
+        slowmo,
+        "lopt-a-fmnist",
+        "lagg-a-fmnist",
+    ):
+        cells = (
+            next(line for line in table.splitlines() if f"`{label}`" in line)
+            .replace("*", "")
+            .split("|")
+        )
         assert f"|{'|'.join(cells[2:6])}|" in readme, label
 
 
@@ -69,7 +95,12 @@ def test_the_readme_rounds_nothing_up():
 def test_the_docs_show_the_benchmarks(name):
     figures = benchmark(name)
     docs = (ROOT / "docs" / "results.md").read_text()
-    for key in ("round_ratio", "server_step_speedup", "temporary_bytes_per_parameter", "server_step_seconds"):
+    for key in (
+        "round_ratio",
+        "server_step_speedup",
+        "temporary_bytes_per_parameter",
+        "server_step_seconds",
+    ):
         assert f"| {figures[key]} |" in docs
 
 
@@ -110,7 +141,9 @@ def test_the_docs_show_what_the_engine_costs():
     assert two["median_ms"]["engine"] < figures["limit_ms"]
     assert figures["parameters"] == 1_000_000
     for name in ("compute", "gather", "outer", "quorum", "check", "rest", "engine"):
-        cells = [f"{k['median_ms'][name]:.1f} ({k['best_tenth_ms'][name]:.1f})" for k in (two, four)]
+        cells = [
+            f"{k['median_ms'][name]:.1f} ({k['best_tenth_ms'][name]:.1f})" for k in (two, four)
+        ]
         row = rf"\| \**{name}\**[^|]* \| \**{re.escape(cells[0])}\** \| {re.escape(cells[1])} \|"
         assert re.search(row, DOCS), name
 
@@ -124,8 +157,15 @@ def test_the_docs_tell_of_the_soak():
     options = figures["options"]
     assert (options["minutes"], options["workers"]) == (5.0, 4)
     assert figures["minutes"] >= 5.0
-    told = [f"{figures['rounds']:,} rounds in {figures['minutes']} minutes", f"{figures['kills']} kills"]
-    told += [f"{figures['stops']} stops", f"{figures['healed']} times", f"{figures['longest_gap_s']:.2f} s"]
+    told = [
+        f"{figures['rounds']:,} rounds in {figures['minutes']} minutes",
+        f"{figures['kills']} kills",
+    ]
+    told += [
+        f"{figures['stops']} stops",
+        f"{figures['healed']} times",
+        f"{figures['longest_gap_s']:.2f} s",
+    ]
     told += [f"{figures['mean_workers']} of the four"]
     told += [f"{figures['loss'][name]:.5f}" for name in ("churned", "undisturbed")]
     for words in (*told, f"{100 * figures['loss_apart']:+.2f} %"):
@@ -143,14 +183,21 @@ def test_the_docs_show_the_sweeps_rankings(sweep):
 def test_baselines_that_the_paper_does_not_give_are_the_best_of_the_sweeps(task):
     (panel,) = (panel for panel in experiment("table-speedup").panels if panel.name == task)
     for method in ("local-sgd", "slowmo", "sgd", "adam"):
-        best = read(ROOT / "results" / "sweeps" / f"{task}-k8-h4-{method}" / "records.jsonl")[-1]["best"]
+        best = read(ROOT / "results" / "sweeps" / f"{task}-k8-h4-{method}" / "records.jsonl")[-1][
+            "best"
+        ]
         spec = next(spec for spec in panel.config.optimizers if spec.startswith(f"{method}:"))
         assert numbers_of(spec) == numbers_of(best)
 
 
 def test_the_docs_say_how_the_cnn_does_at_the_papers_values():
-    for method, paper in (("slowmo", {"gamma": 0.5, "alpha": 2.0, "beta": 0.9}), ("sgd", {"alpha": 1.0})):
-        *points, ranking = read(ROOT / "results" / "sweeps" / f"cifar10-cnn-k8-h4-{method}-short" / "records.jsonl")[1:]
+    for method, paper in (
+        ("slowmo", {"gamma": 0.5, "alpha": 2.0, "beta": 0.9}),
+        ("sgd", {"alpha": 1.0}),
+    ):
+        *points, ranking = read(
+            ROOT / "results" / "sweeps" / f"cifar10-cnn-k8-h4-{method}-short" / "records.jsonl"
+        )[1:]
         point = next(p for p in points if p["numbers"] == paper)
         assert f"(lowest {point['minimum']:.2f}, {point['final']:.2f} a" in " ".join(DOCS.split())
         if method == "slowmo":
@@ -164,11 +211,18 @@ def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tm
     found = at_scale(experiment(run.name.removesuffix("-full")), "full")
     records = read(run / "records.jsonl")
     found = narrowed(found, set(parts_of(found)) - set(records[-1].get("left", [])))
-    panels = {panel.name: read(run / "panels" / panel.name / "records.jsonl") for panel in found.panels}
-    timed = {timing.name: read(run / "timings" / timing.name / "records.jsonl") for timing in found.timings}
+    panels = {
+        panel.name: read(run / "panels" / panel.name / "records.jsonl") for panel in found.panels
+    }
+    timed = {
+        timing.name: read(run / "timings" / timing.name / "records.jsonl")
+        for timing in found.timings
+    }
     names = [sweep_name(panel, tuning) for panel in found.panels for tuning in panel.tuned]
     sought = {name: read(run / "sweeps" / name / "records.jsonl") for name in names}
-    assert records[-1]["rows"] == plain(rows_of(found, panels) + tuned_rows(found, sought) + timing_rows(found, timed))
+    assert records[-1]["rows"] == plain(
+        rows_of(found, panels) + tuned_rows(found, sought) + timing_rows(found, timed)
+    )
     tables = tables_of(run / "table.md")
     write_outcome(tmp_path, found, records[-1], panels, timed)
     assert tables_of(tmp_path / "table.md") == tables
@@ -189,7 +243,13 @@ def test_the_docs_show_how_the_recipe_was_chosen(run):
     records = read(run / "records.jsonl")
     config, judged = records[0]["config"], [r for r in records if r["kind"] == "judged"][-1]
     at = dict(zip(judged["at"], judged["losses"][0], strict=True))
-    numbers = [f"{config['gamma']:g}", config["truncation"], config["steps"], config["ramp"], f"{config['peak']:g}"]
+    numbers = [
+        f"{config['gamma']:g}",
+        config["truncation"],
+        config["steps"],
+        config["ramp"],
+        f"{config['peak']:g}",
+    ]
     numbers += [f"{judged['score']:.4f}", f"{at[100]:.3f}", f"{at[1000]:.3f}"]
     row = " | ".join([run.name.removeprefix("explore-"), *map(str, numbers)])
     assert f"| {row} |" in (ROOT / "docs" / "results.md").read_text()
@@ -199,13 +259,20 @@ def test_the_docs_show_the_speed_of_meta_training():
     figures = benchmark("meta-train-h200")["figures"]
     docs = (ROOT / "docs" / "results.md").read_text()
     for name, key in (("LOpt-A", "lopt-a"), ("LAgg-A", "lagg-a")):
-        assert f"| {name} | {figures[key]['rounds_per_second']} | {figures[key]['outer_step_seconds']} |" in docs
+        assert (
+            f"| {name} | {figures[key]['rounds_per_second']} | "
+            f"{figures[key]['outer_step_seconds']} |" in docs
+        )
 
 
 def test_the_docs_peaks_of_test_accuracy_are_the_records():
     docs = (ROOT / "docs" / "results.md").read_text()
     for record in read(ROOT / "results" / "fmnist-learned" / "records.jsonl"):
-        if record["kind"] == "method" and record["method"] in ("slowmo", "lopt-a-fmnist", "lagg-a-fmnist"):
+        if record["kind"] == "method" and record["method"] in (
+            "slowmo",
+            "lopt-a-fmnist",
+            "lagg-a-fmnist",
+        ):
             assert f"{100 * peak(record)[0]:.2f} %" in docs, record["label"]
 
 
@@ -226,7 +293,8 @@ def test_a_card_says_what_its_records_say(name):
         assert result in results_of(folder, label), result
 
 
-# Two that do not overfit in 1000 rounds, one for many tasks, and one whose task is for trying things out.
+# Two that do not overfit in 1000 rounds, one for many tasks, and one whose task is for trying
+# things out.
 NO_PEAK = ("lopt-fmnist", "lagg-fmnist", "lopt-a-general", "lopt-a-digits")
 
 
@@ -246,18 +314,27 @@ ROWS = [line for line in DOCS.splitlines() if re.match(r"\| \w+-\w+ \| \d+ \| \d
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split()[1])
 def test_the_docs_say_when_the_general_optimizer_is_where_slowmo_is_at_round_500(row):
-    task, K, H, B, slowmo, loss, rounds, untuned = (cell.strip(" `") for cell in row.strip("|").split("|"))
+    task, K, H, B, slowmo, loss, rounds, untuned = (
+        cell.strip(" `") for cell in row.strip("|").split("|")
+    )
     folder = ROOT / "results" / f"general-{task}"
     records = read(folder / "records.jsonl")
     config = records[0]["config"]
     assert [config["workers"], config["local_steps"], config["batch"]] == [int(K), int(H), int(B)]
     tuned = {
-        m["label"]: mean_curve(folder, m["label"])[490] for m in records if m.get("label", "").startswith("slowmo")
+        m["label"]: mean_curve(folder, m["label"])[490]
+        for m in records
+        if m.get("label", "").startswith("slowmo")
     }
-    assert slowmo == min((label for label in tuned if not math.isnan(tuned[label])), key=lambda label: tuned[label])
+    assert slowmo == min(
+        (label for label in tuned if not math.isnan(tuned[label])), key=lambda label: tuned[label]
+    )
     assert f"{tuned[slowmo]:.3g}" == loss
     general = mean_curve(folder, "lopt-a-general")
-    for target, said in ((tuned[slowmo], rounds), (tuned["slowmo:gamma=0.1,alpha=1,beta=0.9"], untuned)):
+    for target, said in (
+        (tuned[slowmo], rounds),
+        (tuned["slowmo:gamma=0.1,alpha=1,beta=0.9"], untuned),
+    ):
         there = np.flatnonzero(general <= target)
         assert said == (str(there[0] + 10) if there.size else "–")
 
@@ -276,7 +353,9 @@ def test_the_docs_say_how_the_general_optimizer_does_on_tasks_it_never_saw(row):
     config = read(folder / "records.jsonl")[0]["config"]
     assert [config["workers"], config["local_steps"], config["batch"]] == [int(K), int(H), int(B)]
     assert (config["rounds"], config["seeds"]) == (1000, 10)
-    assert config["task"] not in [trained["task"] for trained in load("lopt-a-general").card.trained_on]
+    assert config["task"] not in [
+        trained["task"] for trained in load("lopt-a-general").card.trained_on
+    ]
     target = mean_curve(folder, "slowmo:gamma=0.1,alpha=1,beta=0.9")[-1]
     general = mean_curve(folder, "lopt-a-general")
     there = np.flatnonzero(general <= target)

@@ -21,7 +21,9 @@ GRIDS = (ROOT / "docs" / "results-federated.md").read_text()
 WINDOWS = ((181, 200), (951, 1000))
 SWEEPS = [(task, alpha, spec) for (task, alpha), specs in TUNED.items() for spec in specs]
 OURS = ("FedLOpt", "FedLOpt (tuned)")
-MARGINS = {  # FedLOpt's accuracy less the best baseline's, in points, as the docs have it; and whether the mark is met
+# FedLOpt's accuracy less the best baseline's, in points, as the docs have it; and whether the mark
+# is met
+MARGINS = {
     ("fmnist-mlp2", "100"): ((0.72, True), (-2.55, False)),
     ("fmnist-mlp2", "0.1"): ((3.84, True), (-0.15, False)),
     ("cifar10-cnn", "100"): ((12.55, True), (-0.39, True)),
@@ -38,7 +40,10 @@ TUNED_MARGINS = {  # the same for FedLOpt (tuned), which is ahead everywhere
 def _means(folder: Path, label: str, window: tuple[int, int]) -> np.ndarray:
     """The mean test accuracy of a method over rounds of a window, of each seed."""
     found = method_of(folder, label)
-    at, accuracy = np.asarray(found["evaluated_at"]), np.asarray(found["heldout"]["accuracy"], float)
+    at, accuracy = (
+        np.asarray(found["evaluated_at"]),
+        np.asarray(found["heldout"]["accuracy"], float),
+    )
     return accuracy[:, (at >= window[0]) & (at <= window[1])].mean(axis=1)
 
 
@@ -49,7 +54,9 @@ def _error(values: np.ndarray) -> float:
 @pytest.mark.parametrize(("task", "alpha", "spec"), SWEEPS)
 def test_baselines_are_the_best_of_their_grids_and_the_docs_show_these(task, alpha, spec):
     method = spec.partition(":")[0]
-    longer = "-1000" if (task, method) == ("cifar10-cnn", "scaffold") else ""  # what is best after 300 rounds diverges
+    longer = (
+        "-1000" if (task, method) == ("cifar10-cnn", "scaffold") else ""
+    )  # what is best after 300 rounds diverges
     _check_sweep(f"{task}-alpha{alpha}-{method}{longer}", alpha, spec)
 
 
@@ -63,7 +70,9 @@ def _check_sweep(name: str, alpha: str, spec: str) -> None:
 
 @pytest.mark.parametrize(("task", "alpha"), LEARNED)
 def test_the_learned_server_is_tuned_on_the_baselines_terms(task, alpha):
-    _check_sweep(f"{task}-alpha{alpha}-fedlopt", alpha, f"{recipe_for(task, alpha)}:{LEARNED[task, alpha]}")
+    _check_sweep(
+        f"{task}-alpha{alpha}-fedlopt", alpha, f"{recipe_for(task, alpha)}:{LEARNED[task, alpha]}"
+    )
     ours, theirs = (
         read(RESULTS / "sweeps" / f"{task}-alpha{alpha}-{method}" / "records.jsonl")[0]["config"]
         for method in ("fedlopt", "fedavg")
@@ -78,26 +87,36 @@ def test_the_docs_say_what_tuning_changed():
         card = cards()[recipe_for(task, alpha)]
         asked = numbers_of(f"it:{options}")
         usual = {"gamma": card.local["learning_rate"], "scale": 1.0, "weight_decay": 0.0}
-        changed[task, alpha] = {name: value for name, value in asked.items() if value != usual[name]}
+        changed[task, alpha] = {
+            name: value for name, value in asked.items() if value != usual[name]
+        }
     assert changed == {
         ("fmnist-mlp2", "100"): {"scale": 0.3, "weight_decay": 0.003},
         ("fmnist-mlp2", "0.1"): {"scale": 0.3, "weight_decay": 0.003},
         ("cifar10-cnn", "100"): {"gamma": 0.1},
         ("cifar10-cnn", "0.1"): {},
     }
-    twice = [[_means(PANELS / "cifar10-cnn-alpha0.1", label, window).mean() for label in OURS] for window in WINDOWS]
+    twice = [
+        [_means(PANELS / "cifar10-cnn-alpha0.1", label, window).mean() for label in OURS]
+        for window in WINDOWS
+    ]
     early, late = (100 * abs(one - other) for one, other in twice)
     assert f"α = 0.1 show: {early:.2f} and {late:.2f} points" in WORDS
     again = RESULTS / "federated-variants"
     for alpha, label in (("100", "trained at 0.1"), ("0.1", "trained at 0.3")):
         for window in WINDOWS:
             first = _means(PANELS / f"fmnist-mlp2-alpha{alpha}", "FedLOpt", window).mean()
-            assert abs(first - _means(again / f"fmnist-mlp2-alpha{alpha}", label, window).mean()) < 1e-4
+            assert (
+                abs(first - _means(again / f"fmnist-mlp2-alpha{alpha}", label, window).mean())
+                < 1e-4
+            )
 
 
 @pytest.mark.parametrize(("task", "alpha"), LEARNED)
 def test_cards_say_what_to_use_in_long_runs(task, alpha):
-    before, after = (100 * _means(PANELS / f"{task}-alpha{alpha}", label, WINDOWS[1]).mean() for label in OURS)
+    before, after = (
+        100 * _means(PANELS / f"{task}-alpha{alpha}", label, WINDOWS[1]).mean() for label in OURS
+    )
     told = " ".join(cards()[recipe_for(task, alpha)].limits)
     said = f"test accuracy over rounds 951-1000 is then {after:.2f} % instead of {before:.2f} %."
     assert (said in told) == ("In long runs use it with" in told) == (after > before)
@@ -116,13 +135,20 @@ def test_how_far_the_learned_server_is_from_the_best_baseline(task, alpha, i):
     points, met = MARGINS[task, alpha][i]
     assert 100 * (published.mean() - best.mean()) == pytest.approx(points, abs=0.005)
     assert (published.mean() >= best.mean() - _error(best)) == met
-    assert 100 * (tuned.mean() - best.mean()) == pytest.approx(TUNED_MARGINS[task, alpha][i], abs=0.005)
+    assert 100 * (tuned.mean() - best.mean()) == pytest.approx(
+        TUNED_MARGINS[task, alpha][i], abs=0.005
+    )
 
 
 def test_the_docs_tell_these_margins():
     early = [abs(margins[0][0]) for margins in MARGINS.values()]
     assert f"by {min(early):.1f} to {max(early):.1f} points" in WORDS
-    for words in ("12.3 points ahead", "0.4 points behind", "0.15 points behind", "2.5 points behind"):
+    for words in (
+        "12.3 points ahead",
+        "0.4 points behind",
+        "0.15 points behind",
+        "2.5 points behind",
+    ):
         assert words in WORDS
     early, late = zip(*TUNED_MARGINS.values(), strict=True)
     assert f"by {min(early):.1f} to {max(early):.1f} points in rounds 181–200" in WORDS
@@ -136,7 +162,10 @@ VARIED = sorted((RESULTS / "federated-variants").glob("*/records.jsonl"))
 def test_the_docs_show_what_else_was_tried(path):
     task, alpha, *_ = re.split("-alpha|-decay|-scaled", path.parent.name)
     own = [(PANELS / f"{task}-alpha{alpha}", "FedLOpt", "as published")]
-    for folder, label, said in [*own, *((path.parent, r["label"], r["label"]) for r in read(path) if "label" in r)]:
+    for folder, label, said in [
+        *own,
+        *((path.parent, r["label"], r["label"]) for r in read(path) if "label" in r),
+    ]:
         cells = [_means(folder, label, window) for window in WINDOWS]
         numbers = " | ".join(f"{100 * x.mean():.2f} ± {100 * _error(x):.2f} %" for x in cells)
         assert f"| {task} | {alpha} | {said} | {numbers} |" in DOCS
@@ -145,7 +174,10 @@ def test_the_docs_show_what_else_was_tried(path):
 def test_the_docs_tell_how_the_learned_server_overfits():
     found = method_of(PANELS / "fmnist-mlp2-alpha100", "FedLOpt")
     loss = np.asarray(found["heldout"]["loss"], float).mean(axis=0)
-    assert f"test loss is lowest, {loss.min():.2f}, in round {found['evaluated_at'][int(loss.argmin())]}" in WORDS
+    assert (
+        f"test loss is lowest, {loss.min():.2f}, in round "
+        f"{found['evaluated_at'][int(loss.argmin())]}" in WORDS
+    )
     assert f"{loss[-1]:.2f} at the end" in WORDS
 
 
@@ -166,7 +198,11 @@ def test_smaller_steps_and_weight_decay_keep_the_learned_server_ahead(alpha, win
         RESULTS / "federated-variants" / f"fmnist-mlp2-alpha{alpha}-scaled",
         PANELS / f"fmnist-mlp2-alpha{alpha}",
     )
-    labels = [r["label"] for r in read(panel / "records.jsonl") if r["kind"] == "method" and r["label"] not in OURS]
+    labels = [
+        r["label"]
+        for r in read(panel / "records.jsonl")
+        if r["kind"] == "method" and r["label"] not in OURS
+    ]
     best = max(_means(panel, label, window).mean() for label in labels)
     assert _means(folder, "scale 0.5 and weight decay 0.003", window).mean() > best
     assert "ahead of every baseline in both windows and in both settings of the MLP" in WORDS

@@ -37,12 +37,18 @@ def end(losses):
 
 
 def replaced(panel):
-    return {r["label"]: np.asarray(r["train"], float) for r in read(PANELS / panel / "replaced.jsonl")}
+    return {
+        r["label"]: np.asarray(r["train"], float) for r in read(PANELS / panel / "replaced.jsonl")
+    }
 
 
 def test_the_docs_show_how_soon_each_loss_is_reached():
     rows = [
-        [title, str(loss), *(str(rounds_to(PANELS / panel, label, loss) or "–") for label in COMPARED)]
+        [
+            title,
+            str(loss),
+            *(str(rounds_to(PANELS / panel, label, loss) or "–") for label in COMPARED),
+        ]
         for panel, (title, losses) in LOSSES.items()
         for loss in losses
     ]
@@ -57,7 +63,9 @@ def test_the_docs_show_what_whole_steps_came_to():
         before = replaced(panel)
         assert set(before) == set(labels)
         if panel == "resnet50":
-            seeds = "{:.2f}, {:.2f} and {:.2f} by seed".format(*before["LOpt-A"][:, -10:].mean(axis=1))
+            seeds = "{:.2f}, {:.2f} and {:.2f} by seed".format(
+                *before["LOpt-A"][:, -10:].mean(axis=1)
+            )
             assert seeds in TOLD
         for label in labels:
             now = end(train_losses(PANELS / panel, label))
@@ -69,7 +77,9 @@ def test_the_docs_show_what_whole_steps_came_to():
 
 def matrices_of(task):
     params = jax.eval_shape(make_task(task).init, jax.random.key(0))
-    return sum(x.ndim > 1 for x in jax.tree.leaves(params[0] if isinstance(params, tuple) else params))
+    return sum(
+        x.ndim > 1 for x in jax.tree.leaves(params[0] if isinstance(params, tuple) else params)
+    )
 
 
 def test_the_shares_are_of_the_models_matrices(real_data):
@@ -91,24 +101,30 @@ def test_what_the_docs_and_the_readme_say_of_speedups():
     general, lopt, lagg = "LOpt-A (general)", "LOpt-A", "LAgg-A"
     readme = " ".join((ROOT / "README.md").read_text().split())
     for sentence in (
-        f"the general optimizer reaches local SGD's minimum {times('vit', general)} times as soon, level with tuned "
+        f"the general optimizer reaches local SGD's minimum {times('vit', general)} times as soon, "
+        "level with tuned "
         f"SlowMo ({times('vit', 'SlowMo')}), ahead of tuned Adam ({times('vit', 'Adam')})",
         f"LAgg-A comes to {times('vit', lagg)} (1.88 in the paper)",
         f"LOpt-A itself is only {times('vit', lopt)} times as fast",
-        f"LOpt-A and LAgg-A are {times('lm', lopt)} and {times('lm', lagg)} times as fast as local SGD",
-        f"the general one does, {times('resnet50', general)} times as fast, which three seeds do not tell from tuned "
+        f"LOpt-A and LAgg-A are {times('lm', lopt)} and {times('lm', lagg)} times as fast as local "
+        "SGD",
+        f"the general one does, {times('resnet50', general)} times as fast, which three seeds do "
+        "not tell from tuned "
         f"Adam ({times('resnet50', 'Adam')}; SlowMo {times('resnet50', 'SlowMo')})",
     ):
         assert sentence in TOLD, sentence
     for sentence in (
-        f"local SGD's minimum {times('vit', general)} times as soon on a ViT of DeiT-tiny's size (tuned Adam "
+        f"local SGD's minimum {times('vit', general)} times as soon on a ViT of DeiT-tiny's size "
+        "(tuned Adam "
         f"{times('vit', 'Adam')})",
         f"{times('lm', lopt)} times as soon on a decoder of 12 layers (Adam {times('lm', 'Adam')})",
         f"{times('resnet50', general)} times as soon (Adam {times('resnet50', 'Adam')})",
     ):
         assert sentence in readme, sentence
     gap = abs(row("resnet50", general)["speedup"] - row("resnet50", "Adam")["speedup"])
-    assert gap < row("resnet50", general)["speedup_error"] + row("resnet50", "Adam")["speedup_error"]
+    assert (
+        gap < row("resnet50", general)["speedup_error"] + row("resnet50", "Adam")["speedup_error"]
+    )
     assert row("resnet50", lopt)["speedup"] is row("resnet50", lagg)["speedup"] is None
     ends = " and ".join(f"{row('resnet50', label)['final_train']:.3f}" for label in (lopt, lagg))
     target, when = said["resnet50"]["target_loss"], row("resnet50", "Local SGD")["rounds_to_target"]
@@ -128,20 +144,32 @@ def test_who_leads_on_resnet_50():
     assert first(3.0) == first(1.0) == {"Adam", "LAgg-A"}
     assert first(0.3) == {"Adam", "LOpt-A (general)"}
     assert max(rounds(0.1), key=rounds(0.1).__getitem__) == "LAgg-A"
-    assert "Adam and LAgg-A lead down to 1.0, then Adam and the general one; LAgg-A is last at 0.1." in TOLD
+    assert (
+        "Adam and LAgg-A lead down to 1.0, then Adam and the general one; LAgg-A is last at 0.1."
+        in TOLD
+    )
 
 
 def test_against_local_sgd_at_the_rate_for_the_mlp():
     said, rounds = [], {"LOpt-A": [], "LAgg-A": []}
     for panel in LOSSES:
-        points = [r for r in read(FOLDER / "sweeps" / f"{panel}-local-sgd" / "records.jsonl") if r["kind"] == "point"]
+        points = [
+            r
+            for r in read(FOLDER / "sweeps" / f"{panel}-local-sgd" / "records.jsonl")
+            if r["kind"] == "point"
+        ]
         (carried,) = (point for point in points if point["numbers"] == {"gamma": 0.3})
         said.append(carried["minimum"])
         for label, found in rounds.items():
             found.append(rounds_to(PANELS / panel, label, carried["minimum"]))
-    losses = "ResNet-50 (a loss of {:.2f}), and after 300 on the ViT ({:.2f}) and the decoder ({:.2f})".format(*said)
+    losses = "ResNet-50 (a loss of {:.2f}), and after 300 on the ViT ({:.2f}) and the decoder ({:.2f})".format(
+        *said
+    )
     learned = "LOpt-A is after {}, {} and {} rounds".format(*rounds["LOpt-A"])
-    assert f"{losses}, {learned}, and LAgg-A after {{}}, {{}} and {{}}.".format(*rounds["LAgg-A"]) in TOLD
+    assert (
+        f"{losses}, {learned}, and LAgg-A after {{}}, {{}} and {{}}.".format(*rounds["LAgg-A"])
+        in TOLD
+    )
 
 
 def test_no_learned_run_diverges_or_jumps():
@@ -153,7 +181,9 @@ def test_no_learned_run_diverges_or_jumps():
 
 def test_what_batchnorm_makes_of_the_learned_steps():
     for label in LEARNED:
-        tests = [f"{seed[-1]:,.0f}" for seed in method_of(PANELS / "resnet50", label)["heldout"]["loss"]]
+        tests = [
+            f"{seed[-1]:,.0f}" for seed in method_of(PANELS / "resnet50", label)["heldout"]["loss"]
+        ]
         assert "{}, {} and {} ({})".format(*tests, label) in TOLD
 
 
@@ -168,7 +198,12 @@ def test_whole_steps_are_too_long_for_a_small_transformer():
 
 def test_the_general_ones_own_language_model_takes_shorter_steps_too():
     folder = ROOT / "results" / "general-lm-bytes"
-    now, whole = (mean_curve(folder, label)[-1] for label in ("lopt-a-general", "lopt-a-general:scale=1.8333"))
+    now, whole = (
+        mean_curve(folder, label)[-1] for label in ("lopt-a-general", "lopt-a-general:scale=1.8333")
+    )
     assert matrices_of("lm-bytes") == 11
-    assert f"it is at {now:.2f} after 300 rounds, with whole ones (`scale=1.8333`) at {whole:.2f}" in TOLD
+    assert (
+        f"it is at {now:.2f} after 300 rounds, with whole ones (`scale=1.8333`) at {whole:.2f}"
+        in TOLD
+    )
     assert now < whole - 0.05

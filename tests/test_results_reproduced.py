@@ -26,13 +26,19 @@ def _rounds(panel: str, label: str, target: float) -> int:
 def test_how_the_optimizers_of_16_local_steps_do_at_4():
     panel = "fig-h-transfer-full/panels/h4"
     lopt, lagg = (_rounds(panel, f"{label} (trained at H = 16)", 0.2) for label in LEARNED)
-    assert f"they need {lagg} and {lopt} rounds to 0.2, SlowMo {_rounds(panel, 'SlowMo', 0.2)}" in WORDS
+    assert (
+        f"they need {lagg} and {lopt} rounds to 0.2, SlowMo {_rounds(panel, 'SlowMo', 0.2)}"
+        in WORDS
+    )
 
 
 @pytest.mark.parametrize(("label", "then"), [("LOpt", "then rises to"), ("LAgg", "ends at")])
 def test_when_those_without_accumulators_are_lowest(label, then):
     curve = mean_curve(_panel("fig-ablation-full/panels/fmnist-mlp2"), label)
-    assert f"lowest, {curve.min():.3f}, in round {curve.argmin() + 10} and {then} {curve[-1]:.3f}" in WORDS
+    assert (
+        f"lowest, {curve.min():.3f}, in round {curve.argmin() + 10} and {then} {curve[-1]:.3f}"
+        in WORDS
+    )
 
 
 def test_the_worst_round_at_any_number_of_local_steps():
@@ -61,7 +67,10 @@ SPIKES = [("0.1", "with spikes in nine of ten runs", 9), ("0.01", "at 1 % five r
 
 @pytest.mark.parametrize(("share", "runs", "spiking"), SPIKES)
 def test_who_spikes_with_compressed_messages(share, runs, spiking):
-    lopt, lagg = (train_losses(_panel(f"fig-compress-full/panels/top{share}"), label)[:, 300:] for label in LEARNED)
+    lopt, lagg = (
+        train_losses(_panel(f"fig-compress-full/panels/top{share}"), label)[:, 300:]
+        for label in LEARNED
+    )
     assert (lopt > 0.3).any(axis=1).sum() == spiking
     assert not (lagg > 0.3).any()
     assert runs in WORDS
@@ -81,8 +90,15 @@ def test_five_panels_of_one_setting_agree():
     lopt, lagg = ([_rounds(panel, label, 0.2) for panel in SAME] for label in LEARNED)
     assert set(lopt) == {114}
     assert f"needs 114 rounds to 0.2 in each and LAgg-A {min(lagg)} to {max(lagg)}" in WORDS
-    summaries = [read(ROOT / "results" / "reproduce" / panel / "records.jsonl")[-1] for panel in SAME]
-    speedups = [row["speedup"] for summary in summaries for row in summary["rows"] if row["label"] == "LOpt-A"]
+    summaries = [
+        read(ROOT / "results" / "reproduce" / panel / "records.jsonl")[-1] for panel in SAME
+    ]
+    speedups = [
+        row["speedup"]
+        for summary in summaries
+        for row in summary["rows"]
+        if row["label"] == "LOpt-A"
+    ]
     assert f"LOpt-A's are {min(speedups):.1f}× to {max(speedups):.1f}×" in WORDS
 
 
@@ -92,8 +108,15 @@ def _peak(panel: str, label: str) -> str:
 
 
 def test_when_test_accuracy_peaks_in_the_columns_of_the_first_table():
-    for panel, label in (("cifar10-mlp2", "LOpt-A"), ("cifar10-mlp2", "SlowMo"), ("cifar10-cnn", "LOpt-A")):
-        assert f"{label}'s is {_peak(panel, label)}" in WORDS or f"{label}'s {_peak(panel, label)}" in WORDS
+    for panel, label in (
+        ("cifar10-mlp2", "LOpt-A"),
+        ("cifar10-mlp2", "SlowMo"),
+        ("cifar10-cnn", "LOpt-A"),
+    ):
+        assert (
+            f"{label}'s is {_peak(panel, label)}" in WORDS
+            or f"{label}'s {_peak(panel, label)}" in WORDS
+        )
     for label, name in (("LAgg-A", "LAgg-A"), ("SlowMo", "SlowMo"), ("Local SGD", "local SGD")):
         assert f"{name}'s {_peak('cifar10-cnn', label)}" in WORDS
     lopt, lagg, local = (_peak("imagenet32-mlp3", label) for label in (*LEARNED, "Local SGD"))
@@ -108,7 +131,8 @@ def test_the_learned_optimizers_are_above_the_papers_in_every_column_of_the_firs
     assert all(row["ours"] > row["paper"] for row in ours)
     lopt, lagg, slowmo = (speedups["average", label] for label in (*LEARNED, "SlowMo"))
     assert (
-        f"{lopt['ours']:.1f}× and {lagg['ours']:.1f}× instead of {lopt['paper']:.2f}× and {lagg['paper']:.2f}×" in WORDS
+        f"{lopt['ours']:.1f}× and {lagg['ours']:.1f}× instead of {lopt['paper']:.2f}× and "
+        f"{lagg['paper']:.2f}×" in WORDS
     )
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"{lopt['ours']:.1f}× (LOpt-A) and {lagg['ours']:.1f}× (LAgg-A) on average" in readme

@@ -32,8 +32,12 @@ def test_the_learned_steps_are_fast_enough_on_a_gpu():
     assert found["figures"]["vit-b lopt-a"]["seconds"] <= 5e-3
     assert found["figures"]["vit-b lagg-a"]["seconds"] <= 6e-3
     assert all(figure["temporary_bytes_per_parameter"] < 16 for figure in found["figures"].values())
-    lopt, lagg = (f"{1e3 * found['figures'][f'vit-b {name}']['seconds']:.2f}" for name in ("lopt-a", "lagg-a"))
-    assert f"{lopt} ms for LOpt-A and {lagg} ms for LAgg-A" in " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    lopt, lagg = (
+        f"{1e3 * found['figures'][f'vit-b {name}']['seconds']:.2f}" for name in ("lopt-a", "lagg-a")
+    )
+    assert f"{lopt} ms for LOpt-A and {lagg} ms for LAgg-A" in " ".join(
+        (ROOT / "CHANGELOG.md").read_text().split()
+    )
 
 
 ERRORS = benchmark("step-accuracy-h200")["errors"]
@@ -41,7 +45,9 @@ ERRORS = benchmark("step-accuracy-h200")["errors"]
 
 @pytest.mark.parametrize("precision", ERRORS["lopt-a"])
 def test_the_docs_show_the_errors_on_a_gpu_and_these_are_below_what_is_tested(precision):
-    (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{precision}`") and "e-" in line)
+    (row,) = (
+        line for line in PAGE.splitlines() if line.startswith(f"| `{precision}`") and "e-" in line
+    )
     limit, *told = (cell.strip() for cell in row.strip("|").split("|")[2:])
     measured = [ERRORS[name][precision] for name in ("lopt-a", "lagg-a")]
     assert max(measured) < float(limit)

@@ -29,7 +29,9 @@ def run_rounds(workers: Simulated, server: Server, state: RoundState, rounds: in
         return state, (state.shared, losses)
 
     items = draw(state, K, H, rounds)
-    last, (shared, losses) = jax.jit(lambda *a: jax.lax.scan(body, *a), compiler_options=QUICK)(state, items)
+    last, (shared, losses) = jax.jit(lambda *a: jax.lax.scan(body, *a), compiler_options=QUICK)(
+        state, items
+    )
     return jax.device_get((shared, items.batches, losses)), last
 
 
@@ -62,7 +64,11 @@ def test_ten_rounds_of(name):
         state = first_state(workers, server)
         (shared, batches, losses), last = run_rounds(workers, server, state)
     start = float64(jax.device_get(state.shared.params))
-    send = [twin.ErrorFeedback(lambda tree: twin.topk_global(tree, 0.2)) for _ in range(K)] if spec != "dense" else None
+    send = (
+        [twin.ErrorFeedback(lambda tree: twin.topk_global(tree, 0.2)) for _ in range(K)]
+        if spec != "dense"
+        else None
+    )
     adamw = [twin.AdamW(0.003, weight_decay=0.1) for _ in range(K)] if local is ADAMW else None
     seen: list[float] = []
 
@@ -71,9 +77,13 @@ def test_ten_rounds_of(name):
         seen.append(value)
         return grads
 
-    history = ref.algorithm_1(start, grad, batches, GAMMA, make_twin(start), locals_K=adamw, send_K=send)
+    history = ref.algorithm_1(
+        start, grad, batches, GAMMA, make_twin(start), locals_K=adamw, send_K=send
+    )
     for t in range(T):
-        assert_close({n: x[t] for n, x in shared.params.items()}, history[t + 1], 1e-5, f"round {t}")
+        assert_close(
+            {n: x[t] for n, x in shared.params.items()}, history[t + 1], 1e-5, f"round {t}"
+        )
     np.testing.assert_allclose(losses.reshape(-1), seen, rtol=1e-5)
     assert int(last.round) == T
     if send:
@@ -86,7 +96,8 @@ def test_ten_rounds_of(name):
 def test_one_worker_of_one_step_is_plain_sgd(gamma, mixed):
     """W − (W − W₁) is W₁ to the last bit: where it would round, W₁ was rounded the same way before.
 
-    At γ = ½ the product γg is exact, so that fusing it with the subtraction cannot change a bit either.
+    At γ = ½ the product γg is exact, so that fusing it with the subtraction cannot change a bit
+    either.
     """
     workers, server = set_up(OUTER["average"].make(), LocalOptimizer("sgd", gamma))
     state = first_state(workers, server, clients=1)
@@ -133,11 +144,19 @@ def test_model_state_travels_as_extra_and_is_averaged():
 def test_the_server_decides_what_becomes_of_extra():
     task = tiny.stateful_task()
     workers, _ = set_up(OUTER["average"].make(), task=task)
-    slow = lambda shared, extra, share: jax.tree.map(lambda o, n: o + n.astype(o.dtype) * int(4 * share), shared, extra)
+    slow = lambda shared, extra, share: jax.tree.map(
+        lambda o, n: o + n.astype(o.dtype) * int(4 * share), shared, extra
+    )
     plain = Server(OUTER["average"].make())
-    moved = Server(OUTER["average"].make(), lambda s, e, share: slow(s.model_state, e, share), share_of_clients=0.5)
+    moved = Server(
+        OUTER["average"].make(),
+        lambda s, e, share: slow(s.model_state, e, share),
+        share_of_clients=0.5,
+    )
     state = first_state(workers, plain, task=task)
-    state = state._replace(shared=state.shared._replace(model_state={"mean": jnp.ones(5), "seen": jnp.int32(5)}))
+    state = state._replace(
+        shared=state.shared._replace(model_state={"mean": jnp.ones(5), "seen": jnp.int32(5)})
+    )
     items = draw(state)
     both = lambda s, i: [communication_round(workers, server, s, i)[0] for server in (plain, moved)]
     as_it_is, absorbed = jax.jit(both, compiler_options=QUICK)(state, items)
@@ -152,12 +171,16 @@ def test_a_worker_draws_from_its_seed_round_and_id_alone():
     state = first_state(workers, server)
     four, eight = draw(state, 4), draw(state, 8)
     np.testing.assert_array_equal(four.batches, eight.batches[:4])
-    np.testing.assert_array_equal(jax.random.key_data(four.keys), jax.random.key_data(eight.keys[:4]))
+    np.testing.assert_array_equal(
+        jax.random.key_data(four.keys), jax.random.key_data(eight.keys[:4])
+    )
     np.testing.assert_array_equal(
         jax.random.key_data(worker_keys(state, jnp.array([3, 1]))),
         jax.random.key_data(worker_keys(state, jnp.arange(5))[jnp.array([3, 1])]),
     )
-    assert len({x.tobytes() for x in np.asarray(eight.batches)}) == 8  # no two workers share their minibatches
+    assert (
+        len({x.tobytes() for x in np.asarray(eight.batches)}) == 8
+    )  # no two workers share their minibatches
     later = draw(state._replace(round=jnp.int32(1)), 4)
     other = draw(first_state(workers, server, seed=1), 4)
     again = draw(first_state(workers, server), 4)

@@ -61,13 +61,19 @@ def test_a_mesh_does_what_the_simulation_does(name, K):
     assert_close(many.shared.params, jax.device_get(one.shared.params), 1e-5, "weights")
     for a, b in zip(jax.tree.leaves(many.clients), jax.tree.leaves(one.clients), strict=True):
         assert_close(a, b, 1e-5, "client states")
-    for a, b in zip(jax.tree.leaves(many.shared.model_state), jax.tree.leaves(one.shared.model_state), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(many.shared.model_state),
+        jax.tree.leaves(one.shared.model_state),
+        strict=True,
+    ):
         assert_close(a, b, 1e-5, "model state")
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(many.shared))
 
 
 def test_a_mesh_spreads_the_workers_over_its_devices():
-    seen = Meshed(IDLE, parse_compressor("dense"), worker_mesh(4)).map(lambda shared, client, item: item + shared)
+    seen = Meshed(IDLE, parse_compressor("dense"), worker_mesh(4)).map(
+        lambda shared, client, item: item + shared
+    )
     out = jax.jit(seen)(jnp.float32(1), jnp.zeros(8), jnp.arange(8.0))
     np.testing.assert_array_equal(out, jnp.arange(8.0) + 1)
     assert out.sharding.spec == PartitionSpec(AXIS)
@@ -75,7 +81,8 @@ def test_a_mesh_spreads_the_workers_over_its_devices():
 
 
 def test_the_gradient_of_one_worker_is_its_own():
-    """Inside shard_map the gradient with respect to replicated weights would come back summed over the devices."""
+    """Inside shard_map the gradient with respect to replicated weights would come back summed over
+    the devices."""
 
     def phase(shared: Any, client: Any, rows: Any) -> Any:
         return jax.grad(tiny.loss)(shared, tiny.task().feed.take(rows))
@@ -85,7 +92,12 @@ def test_the_gradient_of_one_worker_is_its_own():
     workers = Meshed(IDLE, parse_compressor("dense"), worker_mesh(8))
     grads = jax.device_get(jax.jit(workers.map(phase))(params, jnp.zeros(16), rows))
     for k in range(16):
-        assert_close({n: g[k] for n, g in grads.items()}, tiny.gradient(float64(params), rows[k]), 1e-5, f"worker {k}")
+        assert_close(
+            {n: g[k] for n, g in grads.items()},
+            tiny.gradient(float64(params), rows[k]),
+            1e-5,
+            f"worker {k}",
+        )
 
 
 def test_workers_that_do_not_divide_over_the_devices_say_so(raises_clearly):
@@ -106,17 +118,29 @@ def test_a_mesh_larger_than_the_machine_says_so(raises_clearly):
 @pytest.mark.parametrize("where", ["one device", "a mesh"])
 def test_messages_are_combined_by_weight_and_the_absent_are_silent(where, how):
     K, rng = 16, np.random.default_rng(2)
-    deltas = {"w": rng.normal(size=(K, 3, 2)).astype(np.float32), "b": rng.normal(size=K).astype(np.float32)}
-    weights = np.array([0, 0, 1, 2, 0.5] + [1] * 10 + [0], np.float32)  # the first device has nobody
+    deltas = {
+        "w": rng.normal(size=(K, 3, 2)).astype(np.float32),
+        "b": rng.normal(size=K).astype(np.float32),
+    }
+    weights = np.array(
+        [0, 0, 1, 2, 0.5] + [1] * 10 + [0], np.float32
+    )  # the first device has nobody
     expected = ref.weighted_mean(float64(deltas), [float(w) for w in weights])
-    extra = {"mean": rng.normal(size=(K, 4)).astype(np.float32), "seen": np.arange(K, dtype=np.int32)}
+    extra = {
+        "mean": rng.normal(size=(K, 4)).astype(np.float32),
+        "seen": np.arange(K, dtype=np.int32),
+    }
     extra |= {"flag": np.zeros((K, 2), bool), "count": np.full(K, -5, np.int32)}
-    mean = ref.weighted_mean({"mean": extra["mean"].astype(np.float64)}, [float(w) for w in weights])["mean"]
+    mean = ref.weighted_mean(
+        {"mean": extra["mean"].astype(np.float64)}, [float(w) for w in weights]
+    )["mean"]
     for spoilt, garbage in [(deltas, np.nan), (extra, np.nan)]:
         for x in spoilt.values():
             x[weights == 0] = garbage if x.dtype == np.float32 else 99
     dense = parse_compressor("dense")
-    workers = Simulated(IDLE, dense) if where == "one device" else Meshed(IDLE, dense, worker_mesh(8))
+    workers = (
+        Simulated(IDLE, dense) if where == "one device" else Meshed(IDLE, dense, worker_mesh(8))
+    )
     like = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(())}
     combine = jax.jit(lambda m: workers.combine(m, how, like), compiler_options=QUICK)
     combined = jax.device_get(combine(Message(deltas, extra, jnp.asarray(weights))))
@@ -138,11 +162,16 @@ def test_messages_are_combined_by_weight_and_the_absent_are_silent(where, how):
 def test_means_of_few_and_of_many_workers(K, devices):
     """More than 32 workers on a device are summed in a loop."""
     rng = np.random.default_rng(K)
-    x, weights = rng.normal(size=(K, 5)).astype(np.float32), rng.uniform(0.1, 2, K).astype(np.float32)
+    x, weights = (
+        rng.normal(size=(K, 5)).astype(np.float32),
+        rng.uniform(0.1, 2, K).astype(np.float32),
+    )
     x[K // 2], weights[K // 2] = (np.nan, 0.0) if K > 1 else (x[0], weights[0])
     dense = parse_compressor("dense")
     workers = Meshed(IDLE, dense, worker_mesh(1)) if devices else Simulated(IDLE, dense)
-    combine = jax.jit(lambda m: workers.combine(m, "mean", jnp.zeros(5)).mean_delta, compiler_options=QUICK)
+    combine = jax.jit(
+        lambda m: workers.combine(m, "mean", jnp.zeros(5)).mean_delta, compiler_options=QUICK
+    )
     expected = ref.weighted_mean({"x": x.astype(np.float64)}, [float(w) for w in weights])["x"]
     assert_close(combine(Message(x, (), jnp.asarray(weights))), expected, 1e-6)
 
@@ -153,7 +182,9 @@ def test_weighted_mean():
     np.testing.assert_array_equal(mean(jnp.array([[1.0], [jnp.inf]]), jnp.array([2.0, 0.0])), [1.0])
     np.testing.assert_array_equal(mean(jnp.array([jnp.nan, jnp.nan]), jnp.zeros(2)), 0.0)  # nobody
     one = np.float32(0.1) * np.arange(7, dtype=np.float32)
-    np.testing.assert_array_equal(mean(jnp.asarray(one)[None], jnp.array([0.3])), one)  # of one: the same bits
+    np.testing.assert_array_equal(
+        mean(jnp.asarray(one)[None], jnp.array([0.3])), one
+    )  # of one: the same bits
     np.testing.assert_array_equal(mean(jnp.array([3, 9, 4]), jnp.array([1.0, 0.0, 1.0])), 4)
     np.testing.assert_array_equal(mean(jnp.array([3, 9], jnp.uint8), jnp.array([1.0, 1.0])), 9)
     np.testing.assert_array_equal(mean(jnp.array([False, True]), jnp.array([1.0, 1.0])), True)
@@ -165,4 +196,6 @@ def test_a_mean_of_bfloat16_is_rounded_once():
     x = jnp.asarray(np.random.default_rng(4).normal(size=(7, 50)), jnp.bfloat16)
     found = jax.jit(weighted_mean)(x, jnp.ones(7))
     assert found.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(found, jnp.asarray(np.asarray(x, np.float64).mean(axis=0), jnp.bfloat16))
+    np.testing.assert_array_equal(
+        found, jnp.asarray(np.asarray(x, np.float64).mean(axis=0), jnp.bfloat16)
+    )

@@ -1,4 +1,5 @@
-"""A regression small enough to differentiate by hand: two layers, 64 examples, gradients in float64 NumPy.
+"""A regression small enough to differentiate by hand: two layers, 64 examples, gradients in float64
+NumPy.
 
 And rounds of it: K workers, H steps of B examples each.
 """
@@ -44,7 +45,8 @@ def task() -> Task:
 
 
 def stateful_task() -> Task:
-    """The same with a model state, as BatchNorm has: a running mean of the inputs, and how many batches it saw."""
+    """The same with a model state, as BatchNorm has: a running mean of the inputs, and how many
+    batches it saw."""
 
     def start(key: jax.Array) -> Any:
         return init(key), {"mean": jnp.zeros(5), "seen": jnp.int32(0)}
@@ -65,7 +67,12 @@ def loss_and_gradient(params: Tree, rows: np.ndarray, centre: Any = 0.0) -> tupl
     value = 0.5 * float(np.mean(np.sum(error**2, axis=1)))
     error = error / len(rows)
     back = (error @ params["w2"].T) * (1 - hidden**2)
-    return value, {"w1": x.T @ back, "b1": back.sum(axis=0), "w2": hidden.T @ error, "b2": error.sum(axis=0)}
+    return value, {
+        "w1": x.T @ back,
+        "b1": back.sum(axis=0),
+        "w2": hidden.T @ error,
+        "b2": error.sum(axis=0),
+    }
 
 
 def gradient(params: Tree, rows: np.ndarray) -> Tree:
@@ -73,7 +80,8 @@ def gradient(params: Tree, rows: np.ndarray) -> Tree:
 
 
 def lenient(needed: bool) -> contextlib.AbstractContextManager:
-    """optax's Adam and schedules mix integers and floats, which strict promotion forbids; all else obeys it."""
+    """optax's Adam and schedules mix integers and floats, which strict promotion forbids; all else
+    obeys it."""
     return jax.numpy_dtype_promotion("standard") if needed else contextlib.nullcontext()
 
 
@@ -82,11 +90,15 @@ SGD, ADAMW = LocalOptimizer("sgd", GAMMA), LocalOptimizer("adamw", 0.003, weight
 TASK = task()
 
 
-def set_up(outer: OuterOptimizer, local: Any = SGD, spec: str = "dense", task: Task = TASK) -> tuple[Simulated, Server]:
+def set_up(
+    outer: OuterOptimizer, local: Any = SGD, spec: str = "dense", task: Task = TASK
+) -> tuple[Simulated, Server]:
     return Simulated(local_client(task, local.optax()), parse_compressor(spec)), Server(outer)
 
 
-def first_state(workers: Simulated, server: Server, clients: int = K, task: Task = TASK, seed: int = 0) -> RoundState:
+def first_state(
+    workers: Simulated, server: Server, clients: int = K, task: Task = TASK, seed: int = 0
+) -> RoundState:
     return init_round(task, workers, server, clients, jax.random.key(seed))
 
 

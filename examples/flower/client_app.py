@@ -1,4 +1,5 @@
-"""The clients: some SGD steps on their own digits. They import NumPy and Flower, and neither JAX nor laconic."""
+"""The clients: some SGD steps on their own digits. They import NumPy and Flower, and neither JAX
+nor laconic."""
 # pyright: reportMissingImports=false, reportArgumentType=false
 
 import digits
@@ -21,7 +22,11 @@ def _data(context: Context) -> tuple[np.ndarray, np.ndarray]:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Local steps from the weights received, in other minibatches every round."""
-    weights, (x, y), config = _received(message), _data(context), message.content.config_records["config"]
+    weights, (x, y), config = (
+        _received(message),
+        _data(context),
+        message.content.config_records["config"],
+    )
     seed = 1000 * int(config["server-round"]) + int(context.node_config["partition-id"])
     steps, batch = int(context.run_config["local-steps"]), int(context.run_config["batch"])
     loss = digits.sgd(weights, x, y, float(config["rate"]), steps, batch, seed)

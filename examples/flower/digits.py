@@ -1,4 +1,5 @@
-"""A small network on scikit-learn's bundled digits, in NumPy: what every client trains. No JAX, no laconic.
+"""A small network on scikit-learn's bundled digits, in NumPy: what every client trains. No JAX, no
+laconic.
 
 Weights are [in, out], which a `LearnedStrategy` calls the layout "as-is".
 """
@@ -14,7 +15,9 @@ Weights = dict[str, np.ndarray]
 def new_weights(seed: int = 0) -> Weights:
     """Two dense layers."""
     draw = np.random.default_rng(seed)
-    layer = lambda fan_in, fan_out: (draw.standard_normal((fan_in, fan_out)) / fan_in**0.5).astype(np.float32)
+    layer = lambda fan_in, fan_out: (draw.standard_normal((fan_in, fan_out)) / fan_in**0.5).astype(
+        np.float32
+    )
     return {
         "hidden.weight": layer(64, HIDDEN),
         "hidden.bias": np.zeros(HIDDEN, np.float32),
@@ -24,7 +27,8 @@ def new_weights(seed: int = 0) -> Weights:
 
 
 def load_data(partition: int, partitions: int) -> tuple[np.ndarray, np.ndarray]:
-    """One client's images and labels; sorted by class before they are dealt out, so that clients differ."""
+    """One client's images and labels; sorted by class before they are dealt out, so that clients
+    differ."""
     images, labels = load_digits(return_X_y=True)
     order = np.argsort(labels, kind="stable")
     blocks = np.array_split(order, 2 * partitions)
@@ -32,7 +36,9 @@ def load_data(partition: int, partitions: int) -> tuple[np.ndarray, np.ndarray]:
     return (images[rows] / 16).astype(np.float32), labels[rows]
 
 
-def sgd(weights: Weights, x: np.ndarray, y: np.ndarray, rate: float, steps: int, batch: int, seed: int) -> float:
+def sgd(
+    weights: Weights, x: np.ndarray, y: np.ndarray, rate: float, steps: int, batch: int, seed: int
+) -> float:
     """Take local steps in place → the mean loss on the way."""
     draw, losses = np.random.default_rng(seed), []
     for _ in range(steps):

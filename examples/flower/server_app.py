@@ -16,7 +16,11 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     optimizer, rate = str(config["optimizer"]), float(config["local-rate"])
     if not rate:
-        rate = laconic.load(optimizer).card.local["learning_rate"] if optimizer in laconic.published() else 0.1
+        rate = (
+            laconic.load(optimizer).card.local["learning_rate"]
+            if optimizer in laconic.published()
+            else 0.1
+        )
     strategy = LearnedStrategy(  # was: FedAvg(
         optimizer,
         layout="as-is",

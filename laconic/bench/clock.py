@@ -1,4 +1,5 @@
-"""Timing of compiled steps that write over their own state: chained calls, medians, and the memory they take."""
+"""Timing of compiled steps that write over their own state: chained calls, medians, and the memory
+they take."""
 
 import math
 import statistics
@@ -15,7 +16,8 @@ MOST = 200  # calls in a timing
 
 
 class Step(NamedTuple):
-    """A compiled `state, *rest → state` whose state is donated, and its first state; a call takes `inner` steps."""
+    """A compiled `state, *rest → state` whose state is donated, and its first state; a call takes
+    `inner` steps."""
 
     call: Callable[..., Any]
     state: Any
@@ -27,9 +29,9 @@ class Step(NamedTuple):
 def compiled(function: Callable[..., Any], state: Any, *rest: Any, inner: int = 1) -> Step:
     """`function(state, *rest)` ready to be called; the given state is used up by the first call.
 
-    With `inner` a call takes that many steps in a loop on the device: handing over a thousand arrays from Python takes
-    about as long as a step on a large GPU. The barrier ties `rest` to the state, so that what depends on it alone is
-    not worked out once, before the loop.
+    With `inner` a call takes that many steps in a loop on the device: handing over a thousand
+    arrays from Python takes about as long as a step on a large GPU. The barrier ties `rest` to the
+    state, so that what depends on it alone is not worked out once, before the loop.
     """
 
     def several(state: Any, *rest: Any) -> Any:
@@ -39,13 +41,18 @@ def compiled(function: Callable[..., Any], state: Any, *rest: Any, inner: int = 
 
         return jax.lax.fori_loop(0, inner, one, state)
 
-    program = jax.jit(several if inner > 1 else function, donate_argnums=0).lower(state, *rest).compile()
+    program = (
+        jax.jit(several if inner > 1 else function, donate_argnums=0).lower(state, *rest).compile()
+    )
     memory = program.memory_analysis()
     return Step(program, state, rest, None if memory is None else memory.temp_size_in_bytes, inner)
 
 
-def medians(steps: Mapping[str, Step], repeats: int, tick: Tick = lambda name: None) -> dict[str, float]:
-    """Median seconds of a step of each, in alternation, after a warm-up that also counts how many calls to time."""
+def medians(
+    steps: Mapping[str, Step], repeats: int, tick: Tick = lambda name: None
+) -> dict[str, float]:
+    """Median seconds of a step of each, in alternation, after a warm-up that also counts how many
+    calls to time."""
     states, calls, times = {}, {}, {name: [] for name in steps}
     for name, step in steps.items():
         state = jax.block_until_ready(step.call(step.state, *step.rest))

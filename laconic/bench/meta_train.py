@@ -1,6 +1,7 @@
 """How fast meta-training is: communication rounds a second in outer steps of PES.
 
-An outer step unrolls pairs × 2 × truncation rounds; medians of several timings, compilation left out.
+An outer step unrolls pairs × 2 × truncation rounds; medians of several timings, compilation left
+out.
 """
 
 import statistics
@@ -21,7 +22,8 @@ from laconic.tasks.catalog import make_task
 
 @dataclass(frozen=True)
 class MetaTrainConfig:
-    """Communication rounds a second in meta-training; without an accelerator the defaults are smaller."""
+    """Communication rounds a second in meta-training; without an accelerator the defaults are
+    smaller."""
 
     task: str = "fmnist-mlp2"
     """The task, as `laconic tasks` lists it."""
@@ -51,14 +53,19 @@ class MetaTrainConfig:
         suited |= {"repeats": 3 if slow else 5, "steps": 1 if slow else 10}
         given = {name: getattr(self, name) for name in suited}
         require_positive(**{name: value for name, value in given.items() if value is not None})
-        return replace(self, **{name: suited[name] if value is None else value for name, value in given.items()})
+        return replace(
+            self,
+            **{name: suited[name] if value is None else value for name, value in given.items()},
+        )
 
 
 def measure(config: MetaTrainConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
     """Figures by architecture: rounds a second and seconds of an outer step."""
     require_some(architectures=config.architectures)
     sizes = asdict(config.filled())
-    inner = Inner(config.task, config.workers, config.local_steps, config.batch, LocalOptimizer("sgd", 0.1))
+    inner = Inner(
+        config.task, config.workers, config.local_steps, config.batch, LocalOptimizer("sgd", 0.1)
+    )
     outer = Outer(pairs=sizes["pairs"], truncation=sizes["truncation"])
     before = jax.config.values["jax_default_matmul_precision"]
     if config.precision != "default":
@@ -66,18 +73,32 @@ def measure(config: MetaTrainConfig, tick: Tick = lambda name: None) -> dict[str
     try:
         figures = {}
         for architecture in config.architectures:
-            figures[architecture] = time_one(architecture, inner, outer, sizes["repeats"], sizes["steps"])
+            figures[architecture] = time_one(
+                architecture, inner, outer, sizes["repeats"], sizes["steps"]
+            )
             tick(architecture)
     finally:
         jax.config.update("jax_default_matmul_precision", before)
-    rest = {"precision": config.precision, "inner": asdict(inner), "pairs": outer.pairs, "truncation": outer.truncation}
+    rest = {
+        "precision": config.precision,
+        "inner": asdict(inner),
+        "pairs": outer.pairs,
+        "truncation": outer.truncation,
+    }
     return {**rest, "figures": figures}
 
 
-def time_one(architecture: str, inner: Inner, outer: Outer, repeats: int, steps: int) -> dict[str, float]:
+def time_one(
+    architecture: str, inner: Inner, outer: Outer, repeats: int, steps: int
+) -> dict[str, float]:
     """Median seconds of an outer step over `repeats` timings of `steps` steps each."""
     K = inner.workers if architecture.startswith("lagg") else None
-    trainer = MetaTrainer([make_task(inner.task)], LearnedOptimizer(architecture, K, output_scale=0.01), [inner], outer)
+    trainer = MetaTrainer(
+        [make_task(inner.task)],
+        LearnedOptimizer(architecture, K, output_scale=0.01),
+        [inner],
+        outer,
+    )
     state = trainer.start(0)
     began = time.perf_counter()
     state, progress = trainer.advance(state)

@@ -1,4 +1,5 @@
-"""Tensor shapes of real models, for server steps without the models: name → what it is and its tensors."""
+"""Tensor shapes of real models, for server steps without the models: name → what it is and its
+tensors."""
 
 import math
 from itertools import pairwise

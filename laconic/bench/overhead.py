@@ -1,9 +1,11 @@
-"""What a server step adds to local training: the paper's table of times, for any task of the catalog.
+"""What a server step adds to local training: the paper's table of times, for any task of the
+catalog.
 
-One worker's time on one device. A round of H local steps takes H·(forward and backward, SGD's update) and the server's
-step. Each part is timed by itself, over and over: the median of the last 40 of 50 steps, and of that the median over
-3 restarts from its first state; a round's time is H times the one plus the other. As a round of ours is one program on
-the device, so is a call here of several steps, whose mean time stands for each of them.
+One worker's time on one device. A round of H local steps takes H·(forward and backward, SGD's
+update) and the server's step. Each part is timed by itself, over and over: the median of the last
+40 of 50 steps, and of that the median over 3 restarts from its first state; a round's time is H
+times the one plus the other. As a round of ours is one program on the device, so is a call here of
+several steps, whose mean time stands for each of them.
 """
 
 import math
@@ -46,7 +48,8 @@ class OverheadConfig:
     rate: float = 0.1
     """SGD's learning rate in the local steps."""
     precision: str = Tuning().precision
-    """Of the learned step's products, where it runs by the passes (on GPUs); half is that of TF32's factors."""
+    """Of the learned step's products, where it runs by the passes (on GPUs); half is that of TF32's
+    factors."""
     steps: int = 50
     """Steps of each part in a restart."""
     last: int = 40
@@ -59,13 +62,19 @@ class OverheadConfig:
     @property
     def at_once(self) -> int:
         """`inner`, or what suits the platform; no more than the steps there are."""
-        return min(self.inner or (1 if jax.default_backend() == "cpu" else 5), self.last, self.steps)
+        return min(
+            self.inner or (1 if jax.default_backend() == "cpu" else 5), self.last, self.steps
+        )
 
     def check(self) -> None:
         """Refuse what cannot be measured."""
         require_some(local_steps=self.local_steps)
-        require_positive(batch=self.batch, workers=self.workers, rate=self.rate, restarts=self.restarts)
-        require_positive(steps=self.steps, last=min(self.last, self.steps), local_steps=min(self.local_steps))
+        require_positive(
+            batch=self.batch, workers=self.workers, rate=self.rate, restarts=self.restarts
+        )
+        require_positive(
+            steps=self.steps, last=min(self.last, self.steps), local_steps=min(self.local_steps)
+        )
         require_positive(inner=1 if self.inner is None else self.inner)
         Tuning(precision=self.precision).check()
 
@@ -76,9 +85,11 @@ def measure(
     known: Mapping[str, float] | None = None,
     keep: Callable[[str, float], None] = lambda name, seconds: None,
 ) -> dict[str, Any]:
-    """Figures by method and H: seconds of a local step with its share of the server's, over those of local SGD.
+    """Figures by method and H: seconds of a local step with its share of the server's, over those
+    of local SGD.
 
-    Parts of `known` seconds are not timed again; `keep` is told those of each other one, and may raise to stop.
+    Parts of `known` seconds are not timed again; `keep` is told those of each other one, and may
+    raise to stop.
     """
     config.check()
     task = jax.device_put(make_task(config.task))
@@ -91,10 +102,16 @@ def measure(
     for name in PARTS:
         if name not in took:
             step = makers[name]()
-            took[name] = statistics.median([_one(step, config, partial(tick, name)) for _ in range(config.restarts)])
+            took[name] = statistics.median(
+                [_one(step, config, partial(tick, name)) for _ in range(config.restarts)]
+            )
             keep(name, took[name])
     params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))[0]
-    return {"parameters": count_parameters(params), "parts_seconds": took, "figures": figures(config, took)}
+    return {
+        "parameters": count_parameters(params),
+        "parts_seconds": took,
+        "figures": figures(config, took),
+    }
 
 
 def figures(config: OverheadConfig, took: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -115,7 +132,10 @@ def figures(config: OverheadConfig, took: Mapping[str, float]) -> dict[str, dict
 
 def _one(step: Step, config: OverheadConfig, tick: Callable[[], None]) -> float:
     """The median of the last steps of one start; the first state is copied, as calls use theirs up."""
-    state, times = jax.block_until_ready(step.call(jax.tree.map(jnp.copy, step.state), *step.rest)), []
+    state, times = (
+        jax.block_until_ready(step.call(jax.tree.map(jnp.copy, step.state), *step.rest)),
+        [],
+    )
     for _ in range(math.ceil(config.steps / step.inner)):
         begin = time.perf_counter()
         state = jax.block_until_ready(step.call(state, *step.rest))
@@ -129,7 +149,10 @@ def _batch(task: Task, batch: int) -> Any:
     if isinstance(feed, Streamed):
         found = jax.tree.map(jnp.asarray, next(iter(feed.batches())))
         if count_rows(found) != batch:
-            raise LaconicError(f"the stream's batches have {count_rows(found)} examples, but the setting says {batch}.")
+            raise LaconicError(
+                f"the stream's batches have {count_rows(found)} examples, but the setting says "
+                f"{batch}."
+            )
         return found
     return feed.take(feed.sample(jax.random.key(1), (batch,)))
 
@@ -147,7 +170,9 @@ def _gradient(task: Task, config: OverheadConfig) -> Step:
         return _loss_and_gradient(task)(params, model_state, batch, jax.random.key(2))[1]
 
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return compiled(step, zeros, params, model_state, _batch(task, config.batch), inner=config.at_once)
+    return compiled(
+        step, zeros, params, model_state, _batch(task, config.batch), inner=config.at_once
+    )
 
 
 def _local(task: Task, config: OverheadConfig) -> Step:
@@ -157,7 +182,9 @@ def _local(task: Task, config: OverheadConfig) -> Step:
         (_, aux), gradient = _loss_and_gradient(task)(*state, batch, jax.random.key(2))
         return jax.tree.map(lambda p, g: p - config.rate * g, state[0], gradient), aux.model_state
 
-    return compiled(step, task.init(jax.random.key(0)), _batch(task, config.batch), inner=config.at_once)
+    return compiled(
+        step, task.init(jax.random.key(0)), _batch(task, config.batch), inner=config.at_once
+    )
 
 
 def _server(task: Task, name: str, config: OverheadConfig) -> Step:
@@ -165,7 +192,11 @@ def _server(task: Task, name: str, config: OverheadConfig) -> Step:
     K = config.workers
     params = task.init(jax.random.key(0))[0]
     mean = jax.tree.map(lambda p: 0.01 * jnp.ones_like(p), params)
-    deltas = jax.tree.map(lambda d: jnp.broadcast_to(d, (K, *d.shape)) + 0.0, mean) if name == "lagg-a" else None
+    deltas = (
+        jax.tree.map(lambda d: jnp.broadcast_to(d, (K, *d.shape)) + 0.0, mean)
+        if name == "lagg-a"
+        else None
+    )
     outer = _outer(name, config)
 
     def step(both: Any, mean: Any, deltas: Any) -> Any:

@@ -1,6 +1,8 @@
-"""How fast a simulated round is against bare JAX, and a LOpt-A server step against the textbook and AdamW.
+"""How fast a simulated round is against bare JAX, and a LOpt-A server step against the textbook and
+AdamW.
 
-Ratios are taken within one run, alternating the programs, so that they mean something on a busy machine too.
+Ratios are taken within one run, alternating the programs, so that they mean something on a busy
+machine too.
 """
 
 import itertools
@@ -35,7 +37,8 @@ SIZES = (784, 128, 128, 10)
 
 @dataclass(frozen=True)
 class RoundConfig:
-    """A simulated round against bare JAX, and a LOpt-A step against AdamW and a textbook version of itself."""
+    """A simulated round against bare JAX, and a LOpt-A step against AdamW and a textbook version of
+    itself."""
 
     rounds: int = 20
     """Rounds in one timed call."""
@@ -56,14 +59,23 @@ def measure(config: RoundConfig, tick: Tick = lambda name: None) -> dict[str, An
         **bench_round(config.rounds, config.repeats, tick),
         **bench_server_step(config.parameters, config.repeats, tick),
     }
-    named = {"server step": "server_step_seconds", "textbook": "textbook_seconds", "adamw": "adamw_seconds"}
-    steps = {"simulator local step": "simulator_steps_per_second", "bare local step": "bare_steps_per_second"}
+    named = {
+        "server step": "server_step_seconds",
+        "textbook": "textbook_seconds",
+        "adamw": "adamw_seconds",
+    }
+    steps = {
+        "simulator local step": "simulator_steps_per_second",
+        "bare local step": "bare_steps_per_second",
+    }
     figures = {name: {"seconds": 1 / numbers[key]} for name, key in steps.items()}
     figures |= {name: {"seconds": numbers[key]} for name, key in named.items()}
     return {**numbers, "figures": figures}
 
 
-def seconds(programs: dict[str, Callable[[], Any]], repeats: int, tick: Tick = lambda name: None) -> dict[str, float]:
+def seconds(
+    programs: dict[str, Callable[[], Any]], repeats: int, tick: Tick = lambda name: None
+) -> dict[str, float]:
     """Median seconds of each program, alternating, after a warm-up call of each."""
     for program in programs.values():
         jax.block_until_ready(program())
@@ -105,7 +117,8 @@ def first_weights(workers: int) -> Any:
 
 
 def bare_steps(arrays: Any, params_K: Any, indices_RKHB: jax.Array, gamma: float) -> Any:
-    """R·K·H minibatch SGD steps of the same MLP, written out by hand: scan over rounds and steps, vmap over workers."""
+    """R·K·H minibatch SGD steps of the same MLP, written out by hand: scan over rounds and steps,
+    vmap over workers."""
 
     def loss(params, batch):
         x = batch["x"].reshape(len(batch["y"]), -1).astype(jnp.float32) / 255
@@ -150,8 +163,11 @@ def bench_round(rounds: int, repeats: int, tick: Tick = lambda name: None) -> di
     }
 
 
-def bench_server_step(parameters: int, repeats: int, tick: Tick = lambda name: None) -> dict[str, Any]:
-    """One LOpt-A step on one square matrix: the package's, the textbook's and AdamW's; time and temporaries."""
+def bench_server_step(
+    parameters: int, repeats: int, tick: Tick = lambda name: None
+) -> dict[str, Any]:
+    """One LOpt-A step on one square matrix: the package's, the textbook's and AdamW's; time and
+    temporaries."""
     learned = LearnedOptimizer("lopt-a")
     theta = learned.init(jax.random.key(0))
     side = round(parameters**0.5)
@@ -169,7 +185,11 @@ def bench_server_step(parameters: int, repeats: int, tick: Tick = lambda name: N
         return optax.apply_updates(param, updates), state
 
     adamw = optax.adamw(1e-3)
-    state, book_state, adamw_state = learned(theta).tx.init(param), textbook.init(param), adamw.init(param)
+    state, book_state, adamw_state = (
+        learned(theta).tx.init(param),
+        textbook.init(param),
+        adamw.init(param),
+    )
     step = jax.jit(ours).lower(theta, param, state, delta).compile()
     book = jax.jit(textbook.step).lower(theta, param, book_state, delta, t).compile()
     plain = jax.jit(adamw_step).lower(param, adamw_state, delta).compile()
@@ -195,5 +215,7 @@ def bench_server_step(parameters: int, repeats: int, tick: Tick = lambda name: N
         "server_step_speedup": round(took["textbook"] / took["ours"], 3),
         "temporary_bytes_per_parameter": temporary(step),
         "textbook_temporary_bytes_per_parameter": temporary(book),
-        "relative_difference": float(jnp.linalg.norm(moved - book_moved) / jnp.linalg.norm(book_moved)),
+        "relative_difference": float(
+            jnp.linalg.norm(moved - book_moved) / jnp.linalg.norm(book_moved)
+        ),
     }

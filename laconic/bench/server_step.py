@@ -1,4 +1,5 @@
-"""Server steps on real models' shapes: learned ones and AdamW, against what memory traffic alone would take."""
+"""Server steps on real models' shapes: learned ones and AdamW, against what memory traffic alone
+would take."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,12 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "sum_programs": (600, 1200),
     "sum_warps": (4, 8),
 }
-TUNED_ON = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 5  # of a transformer: no tensor fills a large GPU
+TUNED_ON = [
+    (768, 2304),
+    (768, 768),
+    (768, 3072),
+    (3072, 768),
+] * 5  # of a transformer: no tensor fills a large GPU
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class ServerStepConfig:
     """One server step: learned optimizers against optax's AdamW on the same tensors."""
 
     sizes: tuple[str, ...] = ("mlp", "matrix")
-    """Whose tensors: mlp (0.1 M), matrix (10 M), resnet50 (25.6 M), vit-b (86.6 M), gpt2-medium (355 M)."""
+    """Whose tensors: mlp (0.1 M), matrix (10 M), resnet50 (25.6 M), vit-b (86.6 M), gpt2-medium
+    (355 M)."""
     steppers: tuple[str, ...] = STEPPERS
     """Which of adamw, lopt-a, lagg-a."""
     workers: int = 8
@@ -52,7 +59,8 @@ class ServerStepConfig:
     tuning: Tuning = field(default_factory=Tuning)
     """How the kernels of `passes` are cut, and their precision."""
     tune: bool = False
-    """First find the fastest cut for this GPU on 35 M parameters, knob by knob, and measure with it."""
+    """First find the fastest cut for this GPU on 35 M parameters, knob by knob, and measure with
+    it."""
     precisions: tuple[str, ...] = ()
     """Measure `passes` at these precisions too, for example: --precisions fp16 tf32."""
     repeats: int = 5
@@ -76,21 +84,32 @@ class ServerStepConfig:
             for name in given:
                 if name not in known:
                     raise unknown(what, name, known)
-        require_positive(workers=self.workers, repeats=self.repeats, inner=1 if self.inner is None else self.inner)
+        require_positive(
+            workers=self.workers,
+            repeats=self.repeats,
+            inner=1 if self.inner is None else self.inner,
+        )
         for tuning in (self.tuning, *(self.tuning._replace(precision=p) for p in self.precisions)):
             tuning.check()
         compiled = not self.tuning.interpret
-        given = {"--path passes": self.path == "passes" and compiled, "--precisions": self.precisions and compiled}
+        given = {
+            "--path passes": self.path == "passes" and compiled,
+            "--precisions": self.precisions and compiled,
+        }
         for words, asked in {"--tune": self.tune, **given}.items():
             if asked and jax.default_backend() != "gpu":
-                raise LaconicError(f"{words} is for GPU kernels, and JAX sees no GPU here; leave it out.")
+                raise LaconicError(
+                    f"{words} is for GPU kernels, and JAX sees no GPU here; leave it out."
+                )
 
 
 def bytes_moved(stepper: str, K: int) -> int:
-    """Bytes a parameter that a float32 step reads and writes at least, its passes being what they are.
+    """Bytes a parameter that a float32 step reads and writes at least, its passes being what they
+    are.
 
-    AdamW: Δ, W, m, v in, W, m, v out. A learned step: Δ for the row and column means; Δ, W, m₁₋₃, v (and K deltas) for
-    the second moments of the features; the same again for the MLP, and W, m₁₋₃, v out.
+    AdamW: Δ, W, m, v in, W, m, v out. A learned step: Δ for the row and column means; Δ, W, m₁₋₃, v
+    (and K deltas) for the second moments of the features; the same again for the MLP, and W, m₁₋₃,
+    v out.
     """
     more = K if stepper == "lagg-a" else 0
     return 4 * (7 if stepper == "adamw" else 1 + (6 + more) + (11 + more))
@@ -107,13 +126,21 @@ def measure(config: ServerStepConfig, tick: Tick = lambda name: None) -> dict[st
         steps = dict(_steps(config, shapes, tuning))
         took = medians(steps, config.repeats, lambda name, size=size: tick(f"{size}: {name}"))
         for name, seconds in took.items():
-            figures[f"{size} {name}"] = _figures(config, name, seconds, took, MODELS[size].parameters, steps, rate)
+            figures[f"{size} {name}"] = _figures(
+                config, name, seconds, took, MODELS[size].parameters, steps, rate
+            )
     found = {"bandwidth_bytes_per_second": rate, "tuning": tuning._asdict(), "figures": figures}
     return found | ({"tried": tried} if tried else {})
 
 
 def _figures(
-    config: ServerStepConfig, name: str, seconds: float, took: Any, parameters: int, steps: Any, rate: float
+    config: ServerStepConfig,
+    name: str,
+    seconds: float,
+    took: Any,
+    parameters: int,
+    steps: Any,
+    rate: float,
 ) -> dict[str, Any]:
     least = bytes_moved(name.split(" ")[0], config.workers)
     temporary = steps[name].temporary_bytes
@@ -128,16 +155,21 @@ def _figures(
 
 
 def tuned(config: ServerStepConfig, tick: Tick) -> tuple[Tuning, dict[str, float]]:
-    """The fastest cut for a LOpt-A step by the passes, one knob after another; the seconds of all cuts too."""
+    """The fastest cut for a LOpt-A step by the passes, one knob after another; the seconds of all
+    cuts too."""
     best, tried = config.tuning, {}
 
     def time_of(tuning: Tuning) -> float:
         name = " ".join(f"{knob}={getattr(tuning, knob)}" for knob in KNOBS)
         if name not in tried:
             try:
-                step = learned_step("lopt-a", TUNED_ON, 1, "passes", config.accumulators, tuning, config.steps)
+                step = learned_step(
+                    "lopt-a", TUNED_ON, 1, "passes", config.accumulators, tuning, config.steps
+                )
                 tried[name] = medians({name: step}, 3, tick)[name]
-            except jax.errors.JaxRuntimeError:  # more registers or shared memory than there are: null in the record
+            except (
+                jax.errors.JaxRuntimeError
+            ):  # more registers or shared memory than there are: null in the record
                 tried[name] = math.inf
         return tried[name]
 
@@ -146,7 +178,9 @@ def tuned(config: ServerStepConfig, tick: Tick) -> tuple[Tuning, dict[str, float
     return best, tried
 
 
-def _steps(config: ServerStepConfig, shapes: Sequence[tuple[int, ...]], tuning: Tuning) -> Iterator[tuple[str, Step]]:
+def _steps(
+    config: ServerStepConfig, shapes: Sequence[tuple[int, ...]], tuning: Tuning
+) -> Iterator[tuple[str, Step]]:
     for stepper in config.steppers:
         if stepper == "adamw":
             yield stepper, adamw_step(shapes, config.steps)
@@ -183,7 +217,9 @@ def learned_step(
     theta = learned.init(jax.random.key(0))
     outer = learned(theta, path=path, accumulators=accumulators, tuning=tuning)
     params, mean = _tensors(shapes, 1), _tensors(shapes, 2)
-    deltas = [jnp.stack([d * (1 + k / K) for k in range(K)]) for d in mean] if learned.gathers else None
+    deltas = (
+        [jnp.stack([d * (1 + k / K) for k in range(K)]) for d in mean] if learned.gathers else None
+    )
     take = outer.step
     assert take is not None
 

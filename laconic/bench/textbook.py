@@ -1,8 +1,10 @@
-"""A frozen, textbook LOpt-A step: every feature of every parameter in one [n, 39] matrix, then the MLP.
+"""A frozen, textbook LOpt-A step: every feature of every parameter in one [n, 39] matrix, then the
+MLP.
 
-It exists to be compared with: `laconic bench round` checks that the package's step gives the same numbers and measures
-how much faster it is and how much less memory it takes. It is not tuned, on purpose, and must not change.
-Run as a program it prints its own time and memory for one step on ten million parameters.
+It exists to be compared with: `laconic bench round` checks that the package's step gives the same
+numbers and measures how much faster it is and how much less memory it takes. It is not tuned, on
+purpose, and must not change. Run as a program it prints its own time and memory for one step on ten
+million parameters.
 """
 
 import json
@@ -19,7 +21,12 @@ DECAYS = (0.9, 0.99, 0.999, 0.999, 0.9, 0.99, 0.999)
 def init(param):
     """Zero accumulators for one matrix [R, C], C ≥ R."""
     R, C = param.shape
-    return {"m": jnp.zeros((3, R, C)), "v": jnp.zeros((R, C)), "r": jnp.zeros((3, R)), "c": jnp.zeros((3, C))}
+    return {
+        "m": jnp.zeros((3, R, C)),
+        "v": jnp.zeros((R, C)),
+        "r": jnp.zeros((3, R)),
+        "c": jnp.zeros((3, C)),
+    }
 
 
 def step(theta, param, state, delta, t):
@@ -58,7 +65,9 @@ def main():
     """Median seconds of five steps on a 3162 × 3162 matrix, and XLA's count of temporary bytes."""
     keys = jax.random.split(jax.random.key(0), 5)
     sizes = (39, 32, 32, 2)
-    theta = {f"w{i}": jax.random.normal(keys[i], sizes[i : i + 2]) / sizes[i] ** 0.5 for i in range(3)}
+    theta = {
+        f"w{i}": jax.random.normal(keys[i], sizes[i : i + 2]) / sizes[i] ** 0.5 for i in range(3)
+    }
     theta |= {f"b{i}": jnp.zeros(sizes[i + 1]) for i in range(3)} | {"decay": jnp.zeros(7)}
     param, delta = (0.1 * jax.random.normal(key, (3162, 3162)) for key in keys[3:])
     args = (theta, param, init(param), delta, jnp.float32(0))
@@ -73,7 +82,11 @@ def main():
     temporary = memory.temp_size_in_bytes / param.size if memory else None
     print(
         json.dumps(
-            {"benchmark": "textbook", "seconds": statistics.median(times), "temporary_bytes_per_parameter": temporary}
+            {
+                "benchmark": "textbook",
+                "seconds": statistics.median(times),
+                "temporary_bytes_per_parameter": temporary,
+            }
         )
     )
 

@@ -1,4 +1,5 @@
-"""The command line: `laconic compare`, `train`, `launch`, `meta-train`, `zoo`, and what else `COMMANDS` lists."""
+"""The command line: `laconic compare`, `train`, `launch`, `meta-train`, `zoo`, and what else
+`COMMANDS` lists."""
 
 import os
 import signal
@@ -30,16 +31,29 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "compare": Command(run_compare, "run several optimizers on one task and report who needs fewer rounds"),
+    "compare": Command(
+        run_compare, "run several optimizers on one task and report who needs fewer rounds"
+    ),
     "train": Command(run_train, "train one model, all its workers in this process"),
-    "launch": Command(run_launch, "train with real processes on this machine; who dies is started again"),
-    "worker": Command(run_worker, "train as one of several processes, from another machine or under SLURM or torchrun"),
+    "launch": Command(
+        run_launch, "train with real processes on this machine; who dies is started again"
+    ),
+    "worker": Command(
+        run_worker,
+        "train as one of several processes, from another machine or under SLURM or torchrun",
+    ),
     "meta-train": Command(run_meta_train, "train a learned optimizer, by a recipe"),
     "zoo": Command(run_zoo, "list, show or export the learned optimizers that come with laconic"),
-    "sweep": Command(run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"),
-    "reproduce": Command(run_reproduce, "carry out one of the paper's experiments, beside the paper's numbers"),
+    "sweep": Command(
+        run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"
+    ),
+    "reproduce": Command(
+        run_reproduce, "carry out one of the paper's experiments, beside the paper's numbers"
+    ),
     "report": Command(run_report, "gather all records under a folder on one page"),
-    "bench": Command(run_bench, "measure server steps, their overhead, rounds and meta-training on this machine"),
+    "bench": Command(
+        run_bench, "measure server steps, their overhead, rounds and meta-training on this machine"
+    ),
     "tasks": Command(list_tasks, "list what can be trained"),
     "optimizers": Command(list_optimizers, "list what can be compared"),
 }
@@ -48,7 +62,8 @@ EXAMPLES = {
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
     "laconic compare fmnist-baselines --seeds 2": "a ready recipe, with one number changed",
     "laconic train digits": "one model, all its workers in this process",
-    "laconic launch --workers 4 -- train digits": "… and with four real processes; who dies is started again",
+    "laconic launch --workers 4 -- train digits": "… and with four real processes; who dies is "
+    "started again",
     "laconic meta-train lopt-a-digits --minutes 5": "train a learned optimizer on bundled data",
     "laconic zoo list": "learned optimizers that are trained already",
     "laconic sweep slowmo-coarse --task digits-mlp --rounds 100": "80 settings of SlowMo, ranked",
@@ -61,13 +76,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         if any("\udc80" <= letter <= "\udcff" for word in argv for letter in word):
-            raise LaconicError("an argument is not valid UTF-8; labels and paths are written to records as text.")
+            raise LaconicError(
+                "an argument is not valid UTF-8; labels and paths are written to records as text."
+            )
         sys.exit(dispatch(argv))
     except LaconicError as error:
         err.print("[bold red]error:[/]", end=" ")
         say(str(error), err)
         sys.exit(1)
-    except KeyboardInterrupt:  # where there is nothing to save: a run that can go on leaves in its own way
+    except (
+        KeyboardInterrupt
+    ):  # where there is nothing to save: a run that can go on leaves in its own way
         say("stopped.", err)
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of a pipe has left; nothing is wrong

@@ -21,7 +21,8 @@ class Output:
     out: Path = Path("runs/bench")
     """The folder for NAME.json and NAME.png; those of an earlier run are replaced."""
     compare: Path | None = None
-    """An earlier NAME.json: say what got slower since; the exit status is then 1 if anything did."""
+    """An earlier NAME.json: say what got slower since; the exit status is then 1 if anything did.
+    """
 
 
 class Benchmark(NamedTuple):
@@ -36,7 +37,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "server-step": Benchmark(
         server_step.ServerStepConfig,
         server_step.measure,
-        "one LOpt-A or LAgg-A step on real models' tensors, against AdamW and against memory traffic alone",
+        "one LOpt-A or LAgg-A step on real models' tensors, against AdamW and against memory "
+        "traffic alone",
     ),
     "overhead": Benchmark(
         overhead.OverheadConfig,
@@ -44,17 +46,23 @@ BENCHMARKS: dict[str, Benchmark] = {
         "what the server's step adds to H local steps of a task: the paper's table of times",
     ),
     "meta-train": Benchmark(
-        meta_train.MetaTrainConfig, meta_train.measure, "communication rounds a second in meta-training"
+        meta_train.MetaTrainConfig,
+        meta_train.measure,
+        "communication rounds a second in meta-training",
     ),
     "round": Benchmark(
-        round.RoundConfig, round.measure, "a simulated round against bare JAX, a LOpt-A step against the textbook's"
+        round.RoundConfig,
+        round.measure,
+        "a simulated round against bare JAX, a LOpt-A step against the textbook's",
     ),
 }
 EXAMPLES = {
     "laconic bench server-step": "0.1 M and 10 M parameters, a minute on two cores",
-    "laconic bench server-step --sizes vit-b gpt2-medium --tune": "on a GPU: find the fastest cut first, then measure",
+    "laconic bench server-step --sizes vit-b gpt2-medium --tune": "on a GPU: find the fastest cut "
+    "first, then measure",
     "laconic bench server-step --sizes vit-b --precisions tf32 bf16": "… and at other precisions",
-    "laconic bench overhead --task fmnist-mlp2 --batch 128": "the share of a round that a learned step takes",
+    "laconic bench overhead --task fmnist-mlp2 --batch 128": "the share of a round that a learned "
+    "step takes",
     "laconic bench round --compare runs/bench/round.json": "what got slower since the last run",
 }
 
@@ -102,7 +110,10 @@ def _options(config: type, argv: Sequence[str], prog: str, summary: str) -> _Opt
 
 
 def _usage() -> None:
-    say("laconic bench NAME [flags]: measure how fast this machine is; `laconic bench NAME --help` lists the flags.\n")
+    say(
+        "laconic bench NAME [flags]: measure how fast this machine is; `laconic bench NAME --help` "
+        "lists the flags.\n"
+    )
     for name, found in BENCHMARKS.items():
         out.print(f"  [bold cyan]{name:<12}[/] {found.summary}", highlight=False, soft_wrap=True)
     say("\nFor example:")
@@ -123,14 +134,23 @@ def _spinner() -> Progress:
 def _show(made: dict[str, Any]) -> None:
     """Every figure in a row, every number of it in a column; then what was measured once."""
     figures = made["figures"]
-    columns = list(dict.fromkeys(key for figure in figures.values() for key in figure if key != "seconds"))
+    columns = list(
+        dict.fromkeys(key for figure in figures.values() for key in figure if key != "seconds")
+    )
     rows = [
-        [name, _milliseconds(f["seconds"]), *(_number(f.get(key)) for key in columns)] for name, f in figures.items()
+        [name, _milliseconds(f["seconds"]), *(_number(f.get(key)) for key in columns)]
+        for name, f in figures.items()
     ]
     headers = ["", "ms", *(key.replace("_", " ") for key in columns)]
     out.print(table(headers, rows, f"{made['benchmark']} on {made['device']['kind']}"))
     for key, value in made.items():
-        if isinstance(value, int | float | str) and key not in ("benchmark", "commit", "started", "host_cpus", "dirty"):
+        if isinstance(value, int | float | str) and key not in (
+            "benchmark",
+            "commit",
+            "started",
+            "host_cpus",
+            "dirty",
+        ):
             say(f"{key.replace('_', ' ') + ':':<42} {_number(value)}")
     if "tuning" in made and made["config"].get("tune"):
         say("tuned: " + " ".join(f"{key}={value}" for key, value in made["tuning"].items()))
@@ -143,15 +163,34 @@ def _milliseconds(seconds: float) -> str:
 def _number(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:.4g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _compare(made: dict[str, Any], earlier: dict[str, Any]) -> int:
     found = record.compare(made, earlier)
-    rows = [[n, _milliseconds(a), _milliseconds(b), f"{b / a:.2f}×", verdict] for n, a, b, verdict in found]
-    out.print(table(["", "ms before", "ms now", "ratio", ""], rows, f"against {earlier.get('commit') or 'the record'}"))
+    rows = [
+        [n, _milliseconds(a), _milliseconds(b), f"{b / a:.2f}×", verdict]
+        for n, a, b, verdict in found
+    ]
+    out.print(
+        table(
+            ["", "ms before", "ms now", "ratio", ""],
+            rows,
+            f"against {earlier.get('commit') or 'the record'}",
+        )
+    )
     for what, before, now in record.different(made, earlier):
         say(f"note: {what} was {before} and is {now}.")
     slower = [name for name, _, _, verdict in found if verdict == "slower"]
-    say(f"slower: {', '.join(slower)}" if slower else f"nothing got more than {record.TOLERANCE:.0%} slower.")
+    say(
+        f"slower: {', '.join(slower)}"
+        if slower
+        else f"nothing got more than {record.TOLERANCE:.0%} slower."
+    )
     return 1 if slower else 0

@@ -8,7 +8,18 @@ from typing import Any, Literal
 
 import tyro
 
-from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, out, recipes_text, say, table, wants_resume
+from laconic.cli.console import (
+    LiveBars,
+    StopFlag,
+    bars,
+    err,
+    go_on,
+    out,
+    recipes_text,
+    say,
+    table,
+    wants_resume,
+)
 from laconic.errors import unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.summary import table_rows
@@ -32,14 +43,18 @@ class ResumeConfig:
 def run_compare(argv: Sequence[str]) -> int:
     """`laconic compare [RECIPE] [--flags]` or `laconic compare --resume DIR`."""
     if wants_resume(argv):
-        arguments = tyro.cli(ResumeConfig, args=list(argv), prog="laconic compare", description=_RESUME)
+        arguments = tyro.cli(
+            ResumeConfig, args=list(argv), prog="laconic compare", description=_RESUME
+        )
     else:
         arguments = _config(argv)
     with StopFlag() as stop, bars() as shown:
         observer = LiveBars(shown)
         try:
             if isinstance(arguments, ResumeConfig):
-                folder, records = resume(arguments.resume, on_nan=arguments.on_nan, observer=observer, stop=stop)
+                folder, records = resume(
+                    arguments.resume, on_nan=arguments.on_nan, observer=observer, stop=stop
+                )
             else:
                 command = shlex.join(["laconic", "compare", *argv])
                 folder, records = compare(arguments, observer=observer, stop=stop, command=command)
@@ -58,7 +73,13 @@ def _config(argv: Sequence[str]) -> CompareConfig:
             raise unknown("recipe", rest[0], RECIPES)
         base = RECIPES[rest.pop(0)][1]
     description = f"Compare outer optimizers on one task.\n\n{recipes_text(RECIPES)}"
-    return tyro.cli(CompareConfig, args=rest, default=base, prog="laconic compare [RECIPE]", description=description)
+    return tyro.cli(
+        CompareConfig,
+        args=rest,
+        default=base,
+        prog="laconic compare [RECIPE]",
+        description=description,
+    )
 
 
 def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
@@ -66,10 +87,14 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     config = header["config"]
     headers, rows = table_rows(summary, config["link"] is not None)
     title = (
-        f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
+        f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, B = "
+        f"{config['batch']}"
         f"{in_words(config)}, {config['rounds']} rounds, {config['seeds']} seeds"
     )
     out.print(table(headers, rows, title))
     if summary["target_loss"] is not None:
-        say(f"target: train loss {summary['target_loss']:.4g}; speedup: against {summary['reference'] or '–'}")
+        say(
+            f"target: train loss {summary['target_loss']:.4g}; speedup: against "
+            f"{summary['reference'] or '–'}"
+        )
     say(f"report: {(folder / 'report.html').resolve()}")

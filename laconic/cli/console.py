@@ -11,7 +11,14 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 # A pipe or a log has no width of its own; 140 columns hold every table.
@@ -24,11 +31,18 @@ def say(text: str, console: Console = out) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def table(headers: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, left: int = 1) -> Table:
-    """A table of text; the first `left` columns are flush left and may be broken, the others are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+def table(
+    headers: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, left: int = 1
+) -> Table:
+    """A table of text; the first `left` columns are flush left and may be broken, the others are
+    numbers."""
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
     for i, name in enumerate(headers):
-        made.add_column(name, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left)
+        made.add_column(
+            name, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left
+        )
     for row in rows:
         made.add_row(*(escape(cell) for cell in row))
     return made
@@ -51,7 +65,8 @@ def go_on(command: str, folder: Path) -> str:
 
 
 class LiveBars:
-    """Watches a comparison or a sweep: one bar a method on stderr, with loss, rounds a second and time left."""
+    """Watches a comparison or a sweep: one bar a method on stderr, with loss, rounds a second and
+    time left."""
 
     def __init__(self, bars: Progress):
         self.bars = bars
@@ -62,14 +77,18 @@ class LiveBars:
         """A new bar; one that begins again takes the place of the old."""
         if label in self.ids:
             self.bars.remove_task(self.ids[label])
-        self.ids[label] = self.bars.add_task(label, total=rounds, completed=done, loss="compiling …", rate="")
+        self.ids[label] = self.bars.add_task(
+            label, total=rounds, completed=done, loss="compiling …", rate=""
+        )
         self.start[label] = done
 
     def progress(self, label: str, done: int, loss: float) -> None:
         """Advance it."""
         task = next(t for t in self.bars.tasks if t.id == self.ids[label])
         rate = (done - self.start[label]) / max(task.elapsed or 0.0, 1e-9)
-        self.bars.update(self.ids[label], completed=done, loss=f"loss {loss:.4f}", rate=f"{rate:,.1f} rounds/s")
+        self.bars.update(
+            self.ids[label], completed=done, loss=f"loss {loss:.4f}", rate=f"{rate:,.1f} rounds/s"
+        )
 
     def note(self, text: str) -> None:
         """A line above the bars."""
@@ -93,11 +112,14 @@ def bars() -> Progress:
 def timing_bar() -> Progress:
     """A bar for things that are timed, and the name of the last one."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-    return Progress(*columns, TextColumn("{task.fields[what]}", markup=False), TimeElapsedColumn(), console=err)
+    return Progress(
+        *columns, TextColumn("{task.fields[what]}", markup=False), TimeElapsedColumn(), console=err
+    )
 
 
 class StopFlag:
-    """Ctrl-C or SIGTERM once: finish what is under way, save, leave. Twice: leave now, with the last checkpoint."""
+    """Ctrl-C or SIGTERM once: finish what is under way, save, leave. Twice: leave now, with the
+    last checkpoint."""
 
     def __init__(self, under_way: str = "this chunk of rounds") -> None:
         self.signal: int | None = None

@@ -16,19 +16,27 @@ class Hosts:
     processes: int | None = None
     """How many processes there are; --devices counts those of all of them together."""
     process: int | None = None
-    """Which one this is, from 0 on. Process 0 shows progress and writes the folder; to --resume, all must see it."""
+    """Which one this is, from 0 on. Process 0 shows progress and writes the folder; to --resume,
+    all must see it."""
 
     def join(self) -> bool:
         """Meet the others, if there are any → whether this process is the one that speaks."""
         if self == Hosts():
             return True
         if self.coordinator is None or self.processes is None or self.process is None:
-            raise LaconicError("--coordinator, --processes and --process belong together: give all three, or none.")
+            raise LaconicError(
+                "--coordinator, --processes and --process belong together: give all three, or none."
+            )
         if not 0 <= self.process < self.processes:
-            raise LaconicError(f"--process counts from 0 to {self.processes - 1} here, got {self.process}.")
+            raise LaconicError(
+                f"--process counts from 0 to {self.processes - 1} here, got {self.process}."
+            )
         host, _, port = self.coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise LaconicError(f"--coordinator is HOST:PORT, as in 10.0.0.1:1234, got {self.coordinator!r}.")
-        # who names a machine that others can reach asks for it to be reached; its name may mean something else there
+            raise LaconicError(
+                f"--coordinator is HOST:PORT, as in 10.0.0.1:1234, got {self.coordinator!r}."
+            )
+        # who names a machine that others can reach asks for it to be reached; its name may mean
+        # something else there
         join(self.coordinator, self.processes, self.process, bind="" if is_loopback(host) else "::")
         return self.process == 0

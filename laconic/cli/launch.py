@@ -1,4 +1,5 @@
-"""`laconic launch`: real worker processes on this machine, and the Lighthouse that keeps them together."""
+"""`laconic launch`: real worker processes on this machine, and the Lighthouse that keeps them
+together."""
 
 import os
 import shlex
@@ -50,7 +51,8 @@ class LaunchConfig:
     workers: int | None = None
     """K, how many workers there are; by default as many as the training asks for."""
     here: int | None = None
-    """How many of them to start on this machine; the others join with `laconic worker`. By default all."""
+    """How many of them to start on this machine; the others join with `laconic worker`. By default
+    all."""
     engine: str = "torchft"
     """What connects the workers: torchft, or jax-distributed, which is not fault tolerant."""
     bind: str = "127.0.0.1"
@@ -61,13 +63,16 @@ class LaunchConfig:
     """The address at which other machines reach this one, if it is not --bind."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     restarts: int | None = None
-    """How often each worker is started again after it died; by default 3, and 0 with jax-distributed."""
+    """How often each worker is started again after it died; by default 3, and 0 with
+    jax-distributed."""
     token_file: Path | None = None
-    """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN, or a new one."""
+    """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN, or
+    a new one."""
     pace: float = 0.0
     """Seconds that a round takes at least, to try out how a larger model would do."""
     kill_one_at: int | None = None
-    """Kill the last worker once it has done this round, to see the others go on and it come back."""
+    """Kill the last worker once it has done this round, to see the others go on and it come back.
+    """
 
 
 @dataclass(frozen=True)
@@ -93,18 +98,30 @@ def run_launch(argv: Sequence[str]) -> int:
     """`laconic launch [--flags] -- train [RECIPE] [--flags]`."""
     own, words = split_words(argv)
     config = tyro.cli(LaunchConfig, args=own, prog="laconic launch", description=DESCRIPTION)
-    jax.config.update("jax_platforms", "cpu")  # this process computes nothing; accelerators are for the workers
+    jax.config.update(
+        "jax_platforms", "cpu"
+    )  # this process computes nothing; accelerators are for the workers
     plan = _plan(config, words)
     command = shlex.join(["laconic", "launch", *argv])
     atomic.write_text(plan.folder / "command.txt", command + "\n")
     _greet(plan)
     title = f"{plan.train.task}, {plan.train.optimizer}, {plan.train.rounds} rounds"
-    again = f"laconic launch --workers {plan.train.workers} -- train --resume {shlex.quote(str(plan.folder))}"
+    again = (
+        f"laconic launch --workers {plan.train.workers} -- train --resume "
+        f"{shlex.quote(str(plan.folder))}"
+    )
     try:
-        with StopFlag("this round and one more") as stop, LaunchDisplay(plan.names, plan.train.rounds, title) as shown:
+        with (
+            StopFlag("this round and one more") as stop,
+            LaunchDisplay(plan.names, plan.train.rounds, title) as shown,
+        ):
             _watch(plan, shown, stop)
     except LaconicError as error:
-        hint = f" What was done is kept; go on with: {again}" if any(plan.folder.glob(WORKER_LOGS)) else ""
+        hint = (
+            f" What was done is kept; go on with: {again}"
+            if any(plan.folder.glob(WORKER_LOGS))
+            else ""
+        )
         raise LaconicError(f"{error}{hint}") from error
     finally:
         shutil.rmtree(plan.folder / COMPILED, ignore_errors=True)
@@ -116,16 +133,21 @@ def run_launch(argv: Sequence[str]) -> int:
         out.print(shown.render())
     print_outcome(plan.folder, records)
     if len(records[-1]["final_digests"]) != 1:
-        raise LaconicError("the workers did not end with the same state; their records say after which round.")
+        raise LaconicError(
+            "the workers did not end with the same state; their records say after which round."
+        )
     return 0
 
 
 def check_real_workers(config: TrainConfig) -> None:
-    """Everything that can be wrong with a training between processes, found before any of them starts."""
+    """Everything that can be wrong with a training between processes, found before any of them
+    starts."""
     method, setting = parts_of(config)
     K, _ = method.budget(setting.workers, setting.local_steps)
     if K != config.workers:
-        raise LaconicError(f"{config.optimizer} is one worker by its nature: train it alone, with laconic train.")
+        raise LaconicError(
+            f"{config.optimizer} is one worker by its nature: train it alone, with laconic train."
+        )
 
 
 def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
@@ -136,12 +158,16 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
     check_real_workers(train)
     if config.here is not None and not 1 <= config.here <= train.workers:
         raise LaconicError(
-            f"--here is how many of the {train.workers} workers start on this machine, got {config.here}."
+            f"--here is how many of the {train.workers} workers start on this machine, got "
+            f"{config.here}."
         )
     entry = engine_entry(config.engine)
     restarts = config.restarts if config.restarts is not None else RESTARTS if entry.restarts else 0
     if restarts < 0 or (restarts and not entry.restarts):
-        raise LaconicError(f"{config.engine} cannot start a worker {restarts} times again: --restarts must be 0 there.")
+        raise LaconicError(
+            f"{config.engine} cannot start a worker {restarts} times again: --restarts must be 0 "
+            "there."
+        )
     token, token_at = find_token(config.token_file, os.environ), "the same token"
     port = free_port(config.bind, config.port)
     host = config.host or reached_at(config.bind, "127.0.0.1")
@@ -158,20 +184,36 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
 def _greet(plan: Plan) -> None:
     say(f"the workers meet at {plan.address}; folder: {plan.folder}", err)
     if not is_loopback(plan.config.bind):
-        say(f"listening at {plan.config.bind}, beyond this machine: without the token nobody gets in", err)
+        say(
+            f"listening at {plan.config.bind}, beyond this machine: without the token nobody gets "
+            "in",
+            err,
+        )
     if len(plan.names) < plan.train.workers:
         joins = f"--join {plan.address} --worker N --bind ADDRESS --engine {plan.config.engine}"
         there = train_command(replace(plan.train, out=None)).removeprefix("laconic ")
         others = f"N from {len(plan.names)} to {plan.train.workers - 1}"
-        say(f"join from elsewhere, with {plan.token_at}, {others}: laconic worker {joins} -- {there}", err)
+        say(
+            f"join from elsewhere, with {plan.token_at}, {others}: laconic worker {joins} -- "
+            f"{there}",
+            err,
+        )
 
 
 def _commands(plan: Plan) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """The command lines of the Lighthouse and of the workers."""
     config, waits = plan.config, plan.config.waits
     host, port = split_address(plan.address)
-    seen = ["--bind", with_port(config.bind, port), "--heartbeat-timeout", str(waits.silence), "--until-eof"]
-    services = {LIGHTHOUSE: [*PYTHON, "laconic.engines.lighthouse", *seen]} if plan.entry.service else {}
+    seen = [
+        "--bind",
+        with_port(config.bind, port),
+        "--heartbeat-timeout",
+        str(waits.silence),
+        "--until-eof",
+    ]
+    services = (
+        {LIGHTHOUSE: [*PYTHON, "laconic.engines.lighthouse", *seen]} if plan.entry.service else {}
+    )
     flags = {"join": plan.address, "engine": config.engine, "bind": config.bind, "host": host}
     flags |= {f.name: str(getattr(waits, f.name)) for f in fields(waits)}
     compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(plan.folder / COMPILED)
@@ -179,7 +221,18 @@ def _commands(plan: Plan) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     given = [word for name, value in flags.items() for word in (f"--{name}", value)]
     train = shlex.split(train_command(plan.train))[1:]
     workers = {
-        name: [*PYTHON, "laconic", "worker", "--worker", str(k), *given, "--json", "--until-eof", "--", *train]
+        name: [
+            *PYTHON,
+            "laconic",
+            "worker",
+            "--worker",
+            str(k),
+            *given,
+            "--json",
+            "--until-eof",
+            "--",
+            *train,
+        ]
         for k, name in enumerate(plan.names)
     }
     return services, workers
@@ -208,7 +261,8 @@ def _watch(plan: Plan, shown: LaunchDisplay, stop: StopFlag) -> None:
 
 
 def _release(group: Supervisor, shown: LaunchDisplay, late: bool) -> None:
-    """The training is over for those who took part: who is dead then, or still starting later on, is not waited for."""
+    """The training is over for those who took part: who is dead then, or still starting later on,
+    is not waited for."""
     for name, member in group.workers.items():
         wanted = member.until is None and not member.done and not shown.workers[name].ended
         if wanted and (late or member.child is None):

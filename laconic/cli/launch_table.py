@@ -1,4 +1,5 @@
-"""A launch as a person sees it: one live table in a terminal with the workers' logs above it; lines in a log."""
+"""A launch as a person sees it: one live table in a terminal with the workers' logs above it; lines
+in a log."""
 
 import json
 import time
@@ -19,7 +20,18 @@ from laconic.engines.children import Line
 
 RECENT = 20  # rounds that times are a mean of
 LINE_SECONDS = 10.0
-HEADS = ("worker", "state", "round", "quo-\nrum", "loss", "MB\nout", "MB\nin", "com-\npute", "talk", "outer")
+HEADS = (
+    "worker",
+    "state",
+    "round",
+    "quo-\nrum",
+    "loss",
+    "MB\nout",
+    "MB\nin",
+    "com-\npute",
+    "talk",
+    "outer",
+)
 HEADS += ("left\nout", "refu-\nsed", "re-\nstarts")  # so narrow that all fit into 80 columns
 LEGEND = "compute, talk (waiting, moving bytes), outer step: ms a round"
 
@@ -42,7 +54,12 @@ class Seen:
 
     def take(self, row: dict[str, Any]) -> None:
         """One more round."""
-        self.state, self.round, self.quorum, self.loss = "trains", row["round"], row["quorum"], row["loss"]
+        self.state, self.round, self.quorum, self.loss = (
+            "trains",
+            row["round"],
+            row["quorum"],
+            row["loss"],
+        )
         self.sent, self.received = self.sent + row["sent"], self.received + row["received"]
         self.left_out += len(row["excluded"])
         self.refused = sum(row["refused"].values())
@@ -91,7 +108,9 @@ class LaunchDisplay:
     ):
         self.workers, self.rounds, self.title = {name: Seen() for name in workers}, rounds, title
         self.console, self._clock, self._said_at = console, clock, clock()
-        self._live = Live(console=console, get_renderable=self.render) if console.is_terminal else None
+        self._live = (
+            Live(console=console, get_renderable=self.render) if console.is_terminal else None
+        )
 
     def __enter__(self) -> "LaunchDisplay":
         if self._live is not None:
@@ -109,7 +128,8 @@ class LaunchDisplay:
     # --- what happens
 
     def take(self, line: Line) -> None:
-        """A line of a child: a worker's JSON is news for the table, anything else a line of its log."""
+        """A line of a child: a worker's JSON is news for the table, anything else a line of its
+        log."""
         message = None if line.error or line.name not in self.workers else _message(line.text)
         if message is None:
             self.tell(line.name, line.text)
@@ -145,13 +165,21 @@ class LaunchDisplay:
 
     def render(self) -> RenderableType:
         """The table."""
-        table = Table(title=escape(self.title), caption=LEGEND, title_justify="left", caption_justify="left", box=None)
+        table = Table(
+            title=escape(self.title),
+            caption=LEGEND,
+            title_justify="left",
+            caption_justify="left",
+            box=None,
+        )
         table.padding, table.pad_edge = (0, 1, 0, 0), False
         for i, head in enumerate(HEADS):
             table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
         for name, seen in self.workers.items():
             style = {"died": "yellow", "done": "green"}.get(seen.state, "")
-            table.add_row(escape(name.removeprefix("worker ")), *map(escape, seen.cells()), style=style)
+            table.add_row(
+                escape(name.removeprefix("worker ")), *map(escape, seen.cells()), style=style
+            )
         return table
 
     def summary(self) -> str:

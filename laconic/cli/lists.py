@@ -27,17 +27,29 @@ def list_optimizers(argv: Sequence[str]) -> int:
     trained = published_methods()
     warn_of_damage()
     if trained:
-        say("\nLearned optimizers that are trained already (more about one: laconic zoo show NAME):")
+        say(
+            "\nLearned optimizers that are trained already (more about one: laconic zoo show NAME):"
+        )
         _methods(trained)
-    say("\nThe path of a .safetensors file, such as a meta-training's best.safetensors, works as a name too.")
-    say("Options follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All take compress= and label=;")
+    say(
+        "\nThe path of a .safetensors file, such as a meta-training's best.safetensors, works as a "
+        "name too."
+    )
+    say(
+        "Options follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All take "
+        "compress= and label=;"
+    )
     say("those with local steps also clip= (gradient norm) and decay= (weight decay).")
     return 0
 
 
 def _methods(entries: Mapping[str, Entry]) -> None:
     for name, entry in entries.items():
-        _line(name, entry.summary, ", ".join(f"{key}={value}" for key, value in options_of(name).items()))
+        _line(
+            name,
+            entry.summary,
+            ", ".join(f"{key}={value}" for key, value in options_of(name).items()),
+        )
 
 
 def _line(name: str, summary: str, options: str) -> None:

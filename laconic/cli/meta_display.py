@@ -23,21 +23,30 @@ LINE_SECONDS = 10.0
 
 
 def sparkline(values: Sequence[float], width: int = COLUMNS) -> str:
-    """Values as blocks between their lowest and highest; where there are more than columns, each is a mean of some."""
+    """Values as blocks between their lowest and highest; where there are more than columns, each is
+    a mean of some."""
     if not len(values):
         return ""
-    means = np.array([part.mean() for part in np.array_split(np.asarray(values, float), min(width, len(values)))])
+    means = np.array(
+        [part.mean() for part in np.array_split(np.asarray(values, float), min(width, len(values)))]
+    )
     known = means[np.isfinite(means)]
     if not known.size:
         return " " * len(means)
     low, span = known.min(), max(np.ptp(known), 1e-30)
-    return "".join(BLOCKS[round((m - low) / span * (len(BLOCKS) - 1))] if math.isfinite(m) else " " for m in means)
+    return "".join(
+        BLOCKS[round((m - low) / span * (len(BLOCKS) - 1))] if math.isfinite(m) else " "
+        for m in means
+    )
 
 
 class MetaDisplay:
-    """Watches meta-training: how far it is, the meta-loss and its course, speed, time left, and the best φ so far."""
+    """Watches meta-training: how far it is, the meta-loss and its course, speed, time left, and the
+    best φ so far."""
 
-    def __init__(self, title: str, console: Console = err, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, title: str, console: Console = err, clock: Callable[[], float] = time.monotonic
+    ):
         self.title, self.console, self.clock = title, console, clock
         self.config: MetaConfig | None = None
         self.done = self.first = self.rounds_per_step = 0
@@ -45,15 +54,24 @@ class MetaDisplay:
         self.norm = math.nan
         self.best: tuple[float, int] | None = None
         self.begun = self.line_at = clock()
-        self.compiled: tuple[float, int] | None = None  # when the first outer step was done, and its number
-        self._live = Live(console=console, get_renderable=self.render) if console.is_terminal else None
+        self.compiled: tuple[float, int] | None = (
+            None  # when the first outer step was done, and its number
+        )
+        self._live = (
+            Live(console=console, get_renderable=self.render) if console.is_terminal else None
+        )
 
     def __enter__(self) -> "MetaDisplay":
         if self._live is not None:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ):
         self.close()
 
     def close(self) -> None:
@@ -65,7 +83,12 @@ class MetaDisplay:
 
     def begin(self, config: MetaConfig, done: int, rounds_per_step: int) -> None:
         """Training starts, or goes on after `done` outer steps."""
-        self.config, self.done, self.first, self.rounds_per_step = config, done, done, rounds_per_step
+        self.config, self.done, self.first, self.rounds_per_step = (
+            config,
+            done,
+            done,
+            rounds_per_step,
+        )
         self._line()
 
     def progress(self, done: int, losses: np.ndarray, norms: np.ndarray) -> None:
@@ -119,14 +142,23 @@ class MetaDisplay:
         steps = 1 if self.config is None else self.config.steps
         top = Table.grid(padding=(0, 1))
         count = Text("" if self.config is None else f"outer step {self.done:,}/{steps:,}")
-        top.add_row(Text(self.title, style="bold"), ProgressBar(steps, self.done, width=30), count, *self.times())
+        top.add_row(
+            Text(self.title, style="bold"),
+            ProgressBar(steps, self.done, width=30),
+            count,
+            *self.times(),
+        )
         lines: list[RenderableType] = [top, Text(" · ".join(self.facts()))]
         if self.losses:
             lines.append(Text(f"{sparkline(self.losses)} meta-loss", style="cyan"))
         return Group(*lines)
 
     def _best(self) -> list[str]:
-        return [] if self.best is None else [f"best {self.best[0]:.4f} on held-out seeds (step {self.best[1]:,})"]
+        return (
+            []
+            if self.best is None
+            else [f"best {self.best[0]:.4f} on held-out seeds (step {self.best[1]:,})"]
+        )
 
     def _line(self) -> None:
         """A line for a log, which shows no panel."""

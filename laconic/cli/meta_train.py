@@ -46,7 +46,9 @@ class _Begin:
 def run_meta_train(argv: Sequence[str]) -> int:
     """`laconic meta-train RECIPE [--flags]` or `laconic meta-train --resume DIR [--minutes M]`."""
     if wants_resume(argv):
-        arguments = tyro.cli(MetaResumeConfig, args=list(argv), prog="laconic meta-train", description=_RESUME)
+        arguments = tyro.cli(
+            MetaResumeConfig, args=list(argv), prog="laconic meta-train", description=_RESUME
+        )
         name, hosts = arguments.resume.name, arguments.hosts
     else:
         name, arguments, hosts = _config(argv)
@@ -60,7 +62,9 @@ def run_meta_train(argv: Sequence[str]) -> int:
                 )
             else:
                 command = shlex.join(["laconic", "meta-train", *argv])
-                folder, records = meta_train(arguments, observer=display, stop=stop, command=command, name=name)
+                folder, records = meta_train(
+                    arguments, observer=display, stop=stop, command=command, name=name
+                )
         except Interrupted as stopped:
             display.close()
             say(f"{stopped} Go on with: {go_on('meta-train', stopped.folder)}", console)
@@ -75,13 +79,19 @@ def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if name is None and not {"-h", "--help"} & set(rest):
         say(f"{recipes_text(META_RECIPES)}\n\nExample: {EXAMPLE}\n", err)
-        raise LaconicError("meta-train needs the name of a recipe first; choose one of those above.")
+        raise LaconicError(
+            "meta-train needs the name of a recipe first; choose one of those above."
+        )
     if name is not None and name not in META_RECIPES:
         raise unknown("recipe", name, META_RECIPES)
     base = MetaConfig() if name is None else META_RECIPES[name][1]
-    description = f"Meta-train a learned optimizer on one task or several.\n\n{recipes_text(META_RECIPES)}"
+    description = (
+        f"Meta-train a learned optimizer on one task or several.\n\n{recipes_text(META_RECIPES)}"
+    )
     prog = f"laconic meta-train {name or 'RECIPE'}"
-    begin = tyro.cli(_Begin, args=rest, default=_Begin(base, Hosts()), prog=prog, description=description)
+    begin = tyro.cli(
+        _Begin, args=rest, default=_Begin(base, Hosts()), prog=prog, description=description
+    )
     return name or "own", begin.config, begin.hosts
 
 
@@ -90,7 +100,12 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     best = folder / "best.safetensors"
     config = MetaConfig(**{**read_federated(header, str(folder)), "tasks": tuple(header["tasks"])})
     inner = parse_inner(config.tasks[0], config)
-    sizes = {"task": inner.task, "workers": inner.workers, "local-steps": inner.local_steps, "batch": inner.batch}
+    sizes = {
+        "task": inner.task,
+        "workers": inner.workers,
+        "local-steps": inner.local_steps,
+        "batch": inner.batch,
+    }
     if inner.federated.active:
         del sizes["local-steps"]  # a population's data decides
     flags = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
@@ -98,13 +113,16 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     score = "infinite" if summary["best_score"] is None else f"{summary['best_score']:.4f}"
     lines = {
         "folder": folder,
-        "best": f"score {score} on held-out seeds (lower is better), outer step {summary['best_step']:,} "
+        "best": f"score {score} on held-out seeds (lower is better), outer step "
+        f"{summary['best_step']:,} "
         f"of {summary['steps']:,}",
         "took": f"{summary['seconds']:,.1f} s, {summary['rounds_per_second']:,.0f} rounds/s",
         "weights": best,
         "picture": folder / "learning-curve.png",
         "in Python": f'laconic.load("{best}")',
-        "measure it": shlex.join(["laconic", "compare", *flags, "--optimizers", "local-sgd", str(best)]),
+        "measure it": shlex.join(
+            ["laconic", "compare", *flags, "--optimizers", "local-sgd", str(best)]
+        ),
     }
     for name, value in lines.items():
         say(f"{name + ':':<11} {value}")

@@ -45,12 +45,14 @@ class ReproduceConfig:
     name: tyro.conf.Positional[str]
     """Which one: a name from `laconic reproduce --list`."""
     scale: Literal["smoke", "full"] = "smoke"
-    """smoke: minutes on a laptop, to see that it works; full: the paper's settings, for a large GPU."""
+    """smoke: minutes on a laptop, to see that it works; full: the paper's settings, for a large
+    GPU."""
     out: Path | None = None
     """The folder to write or go on with; by default results/reproduce/NAME-SCALE."""
     panels: tuple[str, ...] = ()
-    """Carry out only these of its panels or sweeps now; the table and figure are of what is done so far, and say what
-    is not. The names are those of the folders below panels/ and sweeps/; all by default."""
+    """Carry out only these of its panels or sweeps now; the table and figure are of what is done so
+    far, and say what is not. The names are those of the folders below panels/ and sweeps/; all by
+    default."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,19 @@ def run_reproduce(argv: Sequence[str]) -> int:
     if "--list" in argv:
         return _list()
     if not argv:
-        raise LaconicError("reproduce needs the name of an experiment; `laconic reproduce --list` shows them.")
+        raise LaconicError(
+            "reproduce needs the name of an experiment; `laconic reproduce --list` shows them."
+        )
     if wants_resume(argv):
-        again = tyro.cli(ReproduceResumeConfig, args=list(argv), prog="laconic reproduce", description=_RESUME)
+        again = tyro.cli(
+            ReproduceResumeConfig, args=list(argv), prog="laconic reproduce", description=_RESUME
+        )
     else:
         names = "\n".join(f"  {name}: {found.what}" for name, found in EXPERIMENTS.items())
         about = f"Carry out one of the paper's experiments.\n\nExperiments:\n{names}"
-        again = tyro.cli(ReproduceConfig, args=list(argv), prog="laconic reproduce", description=about)
+        again = tyro.cli(
+            ReproduceConfig, args=list(argv), prog="laconic reproduce", description=about
+        )
     if _scale(again) == "smoke":
         spare_compiling(os.environ)
     with StopFlag() as stop:
@@ -105,17 +113,26 @@ def run_reproduce(argv: Sequence[str]) -> int:
                 folder, record = resume_experiment(again.resume, watching=OnScreen(), stop=stop)
             else:
                 name, scale, to = again.name, again.scale, again.out
-                folder, record = reproduce(name, scale, to, panels=again.panels, watching=OnScreen(), stop=stop)
+                folder, record = reproduce(
+                    name, scale, to, panels=again.panels, watching=OnScreen(), stop=stop
+                )
         except Interrupted as stopped:
-            some = isinstance(again, ReproduceConfig) and again.panels  # the folder does not know which were asked for
-            say(f"{stopped} Go on with: {'the same command' if some else go_on('reproduce', stopped.folder)}", err)
+            some = (
+                isinstance(again, ReproduceConfig) and again.panels
+            )  # the folder does not know which were asked for
+            say(
+                f"{stopped} Go on with: "
+                f"{'the same command' if some else go_on('reproduce', stopped.folder)}",
+                err,
+            )
             return stop.status
     _print_outcome(folder, record)
     return 0
 
 
 def _scale(again: ReproduceConfig | ReproduceResumeConfig) -> str | None:
-    """What is asked for, or what a folder was begun with; None if it has no header, which is refused later."""
+    """What is asked for, or what a folder was begun with; None if it has no header, which is
+    refused later."""
     if isinstance(again, ReproduceConfig):
         return again.scale
     header = read_header(again.resume)

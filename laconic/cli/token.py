@@ -1,4 +1,5 @@
-"""The secret that the workers of a run share: from a file or the environment, never from the command line.
+"""The secret that the workers of a run share: from a file or the environment, never from the
+command line.
 
 Whoever may list processes sees their arguments, but not their environment.
 """
@@ -20,9 +21,13 @@ def find_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise LaconicError(f"cannot read the token in {file}: {getattr(error, 'strerror', 'it is no text')}.") from None
+        raise LaconicError(
+            f"cannot read the token in {file}: {getattr(error, 'strerror', 'it is no text')}."
+        ) from None
     if not token:
-        raise LaconicError(f"{file} holds no token; put the same secret text into it on every machine.")
+        raise LaconicError(
+            f"{file} holds no token; put the same secret text into it on every machine."
+        )
     return token
 
 
@@ -31,7 +36,8 @@ def need_token(file: Path | None, environment: Mapping[str, str]) -> str:
     token = find_token(file, environment)
     if token is None:
         raise LaconicError(
-            f"a worker needs the token that all of them share: set {VARIABLE}, or give --token-file. "
+            f"a worker needs the token that all of them share: set {VARIABLE}, or give "
+            "--token-file. "
             "laconic launch makes one and says where it is."
         )
     return token

@@ -8,7 +8,16 @@ from typing import Any
 
 import tyro
 
-from laconic.cli.console import LiveBars, StopFlag, bars, err, go_on, recipes_text, say, wants_resume
+from laconic.cli.console import (
+    LiveBars,
+    StopFlag,
+    bars,
+    err,
+    go_on,
+    recipes_text,
+    say,
+    wants_resume,
+)
 from laconic.errors import LaconicError, unknown
 from laconic.evaluate.compare import Interrupted
 from laconic.evaluate.training import training_facts
@@ -39,7 +48,9 @@ def run_train(argv: Sequence[str]) -> int:
             if isinstance(given, TrainResumeConfig):
                 folder, records = resume_train(given.resume, tell=tell, stop=stop)
             else:
-                folder, records = train(given, tell=tell, stop=stop, command=shlex.join(["laconic", "train", *argv]))
+                folder, records = train(
+                    given, tell=tell, stop=stop, command=shlex.join(["laconic", "train", *argv])
+                )
         except Interrupted as stopped:
             shown.stop()
             say(f"{stopped} Go on with: {go_on('train', stopped.folder)}", err)
@@ -51,7 +62,9 @@ def run_train(argv: Sequence[str]) -> int:
 def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig | TrainResumeConfig:
     """What the words after `train` ask for; `workers` is how many a launcher has, if it says so."""
     if wants_resume(argv):
-        return tyro.cli(TrainResumeConfig, args=list(argv), prog="laconic train", description=_RESUME)
+        return tyro.cli(
+            TrainResumeConfig, args=list(argv), prog="laconic train", description=_RESUME
+        )
     base, rest = TrainConfig(), list(argv)
     if rest and not rest[0].startswith("-"):
         if rest[0] not in TRAIN_RECIPES:
@@ -60,24 +73,32 @@ def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig 
     if workers is not None:
         base = replace(base, workers=workers)
     description = f"{_BEGIN}\n\n{recipes_text(TRAIN_RECIPES)}"
-    return tyro.cli(TrainConfig, args=rest, default=base, prog="laconic train [RECIPE]", description=description)
+    return tyro.cli(
+        TrainConfig, args=rest, default=base, prog="laconic train [RECIPE]", description=description
+    )
 
 
 def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfig, bool]:
     """The config that several processes train by, and whether it is that of a folder to go on in."""
     if not words or words[0] != "train":
-        raise LaconicError("say what to train after --, for example: laconic launch --workers 4 -- train digits")
+        raise LaconicError(
+            "say what to train after --, for example: laconic launch --workers 4 -- train digits"
+        )
     given = train_words(words[1:], workers)
     if isinstance(given, TrainResumeConfig):
         header = read_header(given.resume)
         if header["engine"] == SIMULATED:
-            raise LaconicError(f"{given.resume} was trained in one process: go on with {go_on('train', given.resume)}")
+            raise LaconicError(
+                f"{given.resume} was trained in one process: go on with "
+                f"{go_on('train', given.resume)}"
+            )
         config = from_json(header["config"], given.resume)
     else:
         config = given
     if workers is not None and config.workers != workers:
         raise LaconicError(
-            f"there are {workers} workers, but the training is for {config.workers}: give --workers once, or alike."
+            f"there are {workers} workers, but the training is for {config.workers}: give "
+            "--workers once, or alike."
         )
     return config, isinstance(given, TrainResumeConfig)
 
@@ -106,7 +127,10 @@ def notes_of(message: Mapping[str, Any]) -> Sequence[str]:
 def print_outcome(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     """What came out of a training, and where it lies."""
     facts = dict(training_facts(records))
-    facts |= {what: str((folder / name).resolve()) for what, name in (("weights", WEIGHTS), ("picture", CURVE))}
+    facts |= {
+        what: str((folder / name).resolve())
+        for what, name in (("weights", WEIGHTS), ("picture", CURVE))
+    }
     width = max(map(len, facts)) + 1
     for name, text in facts.items():
         say(f"{name + ':':<{width}} {text}")

@@ -1,4 +1,5 @@
-"""`laconic worker`: one process of many, told where the others are by flags, by SLURM or by torchrun."""
+"""`laconic worker`: one process of many, told where the others are by flags, by SLURM or by
+torchrun."""
 
 import fcntl
 import json
@@ -44,7 +45,8 @@ class WorkerConfig:
     """One process of a training."""
 
     join: str | None = None
-    """HOST:PORT where the workers meet; by default what SLURM or torchrun say, and worker 0 hosts it."""
+    """HOST:PORT where the workers meet; by default what SLURM or torchrun say, and worker 0 hosts
+    it."""
     worker: int | None = None
     """Which worker this is, from 0 on; by default what SLURM or torchrun say."""
     engine: str = "torchft"
@@ -59,7 +61,8 @@ class WorkerConfig:
     """The port where the workers meet, instead of the one that SLURM or torchrun give."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     compiled: Path | None = None
-    """A folder for compiled programs, shared by the workers of a machine: one compiles, the others wait for it."""
+    """A folder for compiled programs, shared by the workers of a machine: one compiles, the others
+    wait for it."""
     pace: float = 0.0
     """Seconds that a round takes at least, to try out how a larger model would do."""
     json: bool = False
@@ -95,7 +98,9 @@ def run_worker(argv: Sequence[str]) -> int:
                 stop=stop,
                 command=command,
                 pace=Pace(config.pace),
-                turn=turn if entry.restarts else None,  # who must meet the others to compile would wait for ever
+                turn=turn
+                if entry.restarts
+                else None,  # who must meet the others to compile would wait for ever
             )
         except Interrupted as stopped:
             say(f"{stopped} The same command goes on from there.", err)
@@ -118,7 +123,8 @@ def seat_of(config: WorkerConfig, place: Place | None, workers: int) -> Seat:
     """Which worker this is and where it meets the others, from flags and then from the environment."""
     if config.join is None and place is None:
         raise LaconicError(
-            "a worker must know where the others are: give --join HOST:PORT and --worker N, or start it with srun or "
+            "a worker must know where the others are: give --join HOST:PORT and --worker N, or "
+            "start it with srun or "
             "torchrun, which say so."
         )
     worker = config.worker if config.worker is not None else None if place is None else place.worker
@@ -133,8 +139,10 @@ def seat_of(config: WorkerConfig, place: Place | None, workers: int) -> Seat:
         host, port = place.host, config.port or place.port
     if is_loopback(config.bind) and not is_loopback(host):
         raise LaconicError(
-            f"the workers meet at {host}, beyond this machine, but this one would listen at {config.bind} only, where "
-            "nobody else reaches it: give --bind with an address of this machine, or 0.0.0.0 for all of them."
+            f"the workers meet at {host}, beyond this machine, but this one would listen at "
+            f"{config.bind} only, where "
+            "nobody else reaches it: give --bind with an address of this machine, or 0.0.0.0 for "
+            "all of them."
         )
     reached = config.host or reached_at(config.bind, host)
     return Seat(worker, workers, with_port(host, port), config.bind, reached, config.waits)
@@ -149,9 +157,11 @@ def host_lighthouse(seat: Seat) -> object:
 
 
 class CompileTurn:
-    """Compiled programs in a folder that several workers share: who waits for his turn finds them there.
+    """Compiled programs in a folder that several workers share: who waits for his turn finds them
+    there.
 
-    Compiling the same thing side by side takes that many times as long. A process that dies gives up its turn.
+    Compiling the same thing side by side takes that many times as long. A process that dies gives
+    up its turn.
     """
 
     def __init__(self, folder: Path):
@@ -201,20 +211,32 @@ class Lines:
     """Tells people, on standard error: a line now and then, and every note."""
 
     def __init__(self, worker: int, clock: Callable[[], float] = time.monotonic):
-        self._name, self._clock, self._said, self._rounds = f"worker {worker}", clock, -float("inf"), 0
+        self._name, self._clock, self._said, self._rounds = (
+            f"worker {worker}",
+            clock,
+            -float("inf"),
+            0,
+        )
 
     def __call__(self, message: Mapping[str, Any]) -> None:
         """Say it if it is worth a line."""
         if message["kind"] == "start":
             self._rounds = message["rounds"]
-            say(f"{self._name}: compiling; begins after round {message['round']} of {self._rounds}", err)
+            say(
+                f"{self._name}: compiling; begins after round {message['round']} of {self._rounds}",
+                err,
+            )
         for note in notes_of(message):
             say(f"{self._name}: {note}", err)
         last = message["kind"] == "round" and message["round"] == self._rounds
         if message["kind"] == "round" and (last or self._clock() - self._said >= LINE_SECONDS):
             self._said = self._clock()
             quorum = f"{len(message['quorum'])} workers"
-            say(f"{self._name}: round {message['round']}/{self._rounds}, {quorum}, loss {message['loss']:.4f}", err)
+            say(
+                f"{self._name}: round {message['round']}/{self._rounds}, {quorum}, loss "
+                f"{message['loss']:.4f}",
+                err,
+            )
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> None:

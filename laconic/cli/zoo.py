@@ -59,7 +59,10 @@ def list_zoo(argv: Sequence[str]) -> None:
     found = cards()
     warn_of_damage()
     if not found:
-        say("No optimizer is published with this laconic; train one: laconic meta-train lopt-a-digits")
+        say(
+            "No optimizer is published with this laconic; train one: laconic meta-train "
+            "lopt-a-digits"
+        )
         return
     rows = [
         (
@@ -98,4 +101,8 @@ def export_zoo(argv: Sequence[str]) -> None:
         say(str(path.resolve()))
 
 
-ACTIONS: dict[str, Callable[[Sequence[str]], None]] = {"list": list_zoo, "show": show_zoo, "export": export_zoo}
+ACTIONS: dict[str, Callable[[Sequence[str]], None]] = {
+    "list": list_zoo,
+    "show": show_zoo,
+    "export": export_zoo,
+}

@@ -1,8 +1,10 @@
-"""Byte-pair tokens (Sennrich et al., 2016) learned from a text itself: every byte is a token, and so is every merge.
+"""Byte-pair tokens (Sennrich et al., 2016) learned from a text itself: every byte is a token, and
+so is every merge.
 
-A text is cut into words first: letters and digits, or signs, each with the space before it, or other white space. A
-merge joins the pair of neighbouring tokens within words that occurs most often; of equals the one with the smaller
-numbers. So any bytes can be encoded, decoding gives them back, and the same text always gives the same tokens.
+A text is cut into words first: letters and digits, or signs, each with the space before it, or
+other white space. A merge joins the pair of neighbouring tokens within words that occurs most
+often; of equals the one with the smaller numbers. So any bytes can be encoded, decoding gives them
+back, and the same text always gives the same tokens.
 """
 
 import contextlib
@@ -88,7 +90,9 @@ def _merged(tokens: Sequence[int], pair: Pair, new: int) -> list[int]:
 def learn(text: bytes, size: int, tell: Callable[[int], None] = lambda done: None) -> BytePairs:
     """The vocabulary of `size` tokens for a text; `tell(merges so far)` is called after each."""
     if not BYTES < size <= LARGEST:
-        raise LaconicError(f"a vocabulary of byte pairs has {BYTES + 1} to {LARGEST} tokens, got {size}.")
+        raise LaconicError(
+            f"a vocabulary of byte pairs has {BYTES + 1} to {LARGEST} tokens, got {size}."
+        )
     counted = Counter(WORD.findall(text))
     words, times = [list(word) for word in counted], list(counted.values())
     counts: Counter[Pair] = Counter()
@@ -104,7 +108,8 @@ def learn(text: bytes, size: int, tell: Callable[[int], None] = lambda done: Non
         pair = _most_frequent(heap, counts)
         if pair is None:
             raise LaconicError(
-                f"the text has pairs for {BYTES + len(merges)} tokens only, not {size}; ask for a smaller vocabulary."
+                f"the text has pairs for {BYTES + len(merges)} tokens only, not {size}; ask for a "
+                "smaller vocabulary."
             )
         changed = _apply(pair, BYTES + len(merges), words, times, counts, where)
         for other in changed:
@@ -115,7 +120,8 @@ def learn(text: bytes, size: int, tell: Callable[[int], None] = lambda done: Non
 
 
 def _most_frequent(heap: list[tuple[int, Pair]], counts: Counter[Pair]) -> Pair | None:
-    """The best pair that occurs at least twice; an entry whose count is no longer right has a newer one in the heap."""
+    """The best pair that occurs at least twice; an entry whose count is no longer right has a newer
+    one in the heap."""
     while heap:
         n, pair = heapq.heappop(heap)
         if -n == counts[pair]:
@@ -147,9 +153,11 @@ def _apply(
 
 
 def learned_once(text: bytes, size: int, folder: Path = CACHE) -> BytePairs:
-    """`learn`, remembered as JSON below the folder under the text's digest; with a bar on stderr if that is a terminal.
+    """`learn`, remembered as JSON below the folder under the text's digest; with a bar on stderr if
+    that is a terminal.
 
-    A file that is damaged or was learned from anything else is replaced; where nothing can be written, nothing is kept.
+    A file that is damaged or was learned from anything else is replaced; where nothing can be
+    written, nothing is kept.
     """
     about = {"sha256": hashlib.sha256(text).hexdigest(), "size": size}
     path = folder.expanduser() / f"{about['sha256'][:16]}-{size}.json"
@@ -172,5 +180,11 @@ def _saved(path: Path, about: dict[str, Any]) -> BytePairs | None:
         merges = tuple((a, b) for a, b in found.pop("merges"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    sound = all(type(t) is int and 0 <= t < BYTES + i for i, pair in enumerate(merges) for t in pair)
-    return BytePairs(merges) if sound and found == about and BYTES + len(merges) == about["size"] else None
+    sound = all(
+        type(t) is int and 0 <= t < BYTES + i for i, pair in enumerate(merges) for t in pair
+    )
+    return (
+        BytePairs(merges)
+        if sound and found == about and BYTES + len(merges) == about["size"]
+        else None
+    )

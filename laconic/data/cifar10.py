@@ -1,4 +1,5 @@
-"""CIFAR-10: 50,000 + 10,000 colour images, 32×32, ten classes, in the six files of the binary version."""
+"""CIFAR-10: 50,000 + 10,000 colour images, 32×32, ten classes, in the six files of the binary
+version."""
 
 import tarfile
 from collections.abc import Sequence
@@ -30,11 +31,14 @@ MD5 = {
 
 def published(archive: Remote = ARCHIVE, md5: dict[str, str] = MD5) -> list[Remote]:
     """The six files, in order, the test file last; each comes out of the archive."""
-    return [Remote(f"{FOLDER}/{name}", archive.url, f"md5:{digest}") for name, digest in md5.items()]
+    return [
+        Remote(f"{FOLDER}/{name}", archive.url, f"md5:{digest}") for name, digest in md5.items()
+    ]
 
 
 def load(archive: Remote = ARCHIVE, files: Sequence[Remote] | None = None) -> Dataset:
-    """CIFAR-10 as uint8 [N, 32, 32, 3]; `archive` and `files` replace the official ones (another mirror, a test)."""
+    """CIFAR-10 as uint8 [N, 32, 32, 3]; `archive` and `files` replace the official ones (another
+    mirror, a test)."""
     files = published(archive) if files is None else files
     if any(find(remote.relative) is None for remote in files):
         (archive_at,) = locate([archive])
@@ -43,19 +47,28 @@ def load(archive: Remote = ARCHIVE, files: Sequence[Remote] | None = None) -> Da
     paths = locate(files)
     parts = [records(path, remote.read(path)) for remote, path in zip(files, paths, strict=True)]
     x, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
-    return image_dataset((x, y), parts[-1], CLASSES, "CIFAR-10, official binary files, contents verified")
+    return image_dataset(
+        (x, y), parts[-1], CLASSES, "CIFAR-10, official binary files, contents verified"
+    )
 
 
 def unpack(archive_at: Path, files: Sequence[Remote]) -> None:
     """Write those of the files that are missing into the first data folder.
 
-    Members are read by name and written under names of our own, so no path in the archive can lead anywhere else.
+    Members are read by name and written under names of our own, so no path in the archive can lead
+    anywhere else.
     """
-    wanted = {PurePosixPath(remote.relative).name: remote for remote in files if find(remote.relative) is None}
+    wanted = {
+        PurePosixPath(remote.relative).name: remote
+        for remote in files
+        if find(remote.relative) is None
+    }
     try:
         with tarfile.open(archive_at) as tar:
             for member in tar:
-                remote = wanted.pop(PurePosixPath(member.name).name, None) if member.isfile() else None
+                remote = (
+                    wanted.pop(PurePosixPath(member.name).name, None) if member.isfile() else None
+                )
                 stream = tar.extractfile(member) if remote else None
                 if remote and stream:
                     with arriving(search_path()[0] / remote.relative) as part:
@@ -66,14 +79,18 @@ def unpack(archive_at: Path, files: Sequence[Remote]) -> None:
             "check that the folder can be written to, or unpack the archive there yourself."
         ) from error
     if wanted:
-        raise LaconicError(f"{archive_at} lacks {', '.join(wanted)}; put the archive of the binary version there.")
+        raise LaconicError(
+            f"{archive_at} lacks {', '.join(wanted)}; put the archive of the binary version there."
+        )
 
 
 def records(path: Path, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Records of one label byte and 3072 pixel bytes (channel by channel) as images [N, 32, 32, 3] and labels [N]."""
+    """Records of one label byte and 3072 pixel bytes (channel by channel) as images [N, 32, 32, 3]
+    and labels [N]."""
     if not data or len(data) % (1 + PIXELS):
         raise LaconicError(
-            f"{path} has the wrong size: expected a multiple of {1 + PIXELS} bytes, found {len(data)}; "
+            f"{path} has the wrong size: expected a multiple of {1 + PIXELS} bytes, found "
+            f"{len(data)}; "
             "put the file of the binary version there."
         )
     table = np.frombuffer(data, np.uint8).reshape(-1, 1 + PIXELS)

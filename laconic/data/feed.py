@@ -1,8 +1,10 @@
-"""Feeds hand out minibatches: `Resident` data lies on the device as uint8, `Streamed` data passes through it.
+"""Feeds hand out minibatches: `Resident` data lies on the device as uint8, `Streamed` data passes
+through it.
 
 A round's *items* are what the workers need to form their minibatches: row indices for resident data
-(gathered inside the local step, so that nothing but integers moves) or the batches themselves for a stream.
-Both feeds are pytrees whose leaves are the arrays, so a task can be an argument of a jitted function.
+(gathered inside the local step, so that nothing but integers moves) or the batches themselves for a
+stream. Both feeds are pytrees whose leaves are the arrays, so a task can be an argument of a jitted
+function.
 """
 
 import math
@@ -52,7 +54,9 @@ class Resident:
     def sample(self, key: jax.Array, shape: tuple[int, ...], split: str = "train") -> jax.Array:
         """Items for minibatches: indices drawn uniformly with replacement."""
         flat = jax.random.randint(key, (math.prod(shape),), 0, self.size(split), dtype=jnp.int32)
-        return flat.reshape(shape)  # the same numbers as a draw of that shape, which takes twice as long to compile
+        return flat.reshape(
+            shape
+        )  # the same numbers as a draw of that shape, which takes twice as long to compile
 
     def take(self, items: jax.Array, split: str = "train") -> Batch:
         """Turn items into a batch, on the device."""
@@ -62,10 +66,11 @@ class Resident:
 @partial(jax.tree_util.register_dataclass, data_fields=["splits"], meta_fields=["batches"])
 @dataclass(frozen=True)
 class Streamed:
-    """Data too large to hold: `batches()` starts any Python iterable of training batches, each a pytree with B rows.
+    """Data too large to hold: `batches()` starts any Python iterable of training batches, each a
+    pytree with B rows.
 
-    The iterable decides the order; starting it twice must give the same batches, or a resumed run would differ.
-    `splits` may hold small resident "valid" and "test" sets.
+    The iterable decides the order; starting it twice must give the same batches, or a resumed run
+    would differ. `splits` may hold small resident "valid" and "test" sets.
     """
 
     splits: dict[str, Arrays]
@@ -79,11 +84,15 @@ class Streamed:
         """Training items are the batches themselves; held-out splits are gathered by index."""
         return items if split == "train" else rows(self.splits[split], items)
 
-    def rounds(self, K: int, H: int, skip: int = 0, prefetch: int = 2) -> Generator[Batch, None, None]:
-        """One pytree with leaves [K, H, B, …] a round, stacked and put on the device by a background thread.
+    def rounds(
+        self, K: int, H: int, skip: int = 0, prefetch: int = 2
+    ) -> Generator[Batch, None, None]:
+        """One pytree with leaves [K, H, B, …] a round, stacked and put on the device by a
+        background thread.
 
-        Worker k takes batches k·H … k·H + H − 1 of a round; `skip` rounds are passed over (a resumed run), and an
-        incomplete last round is dropped. Closing the generator stops the thread.
+        Worker k takes batches k·H … k·H + H − 1 of a round; `skip` rounds are passed over (a
+        resumed run), and an incomplete last round is dropped. Closing the generator stops the
+        thread.
         """
         require_positive(K=K, H=H)
         return prefetched(_stack_rounds(iter(self.batches()), K, H, skip), prefetch)
@@ -107,13 +116,15 @@ def _stack(leaves: tuple[Any, ...], K: int, H: int) -> jax.Array:
     shapes = {np.shape(leaf) for leaf in leaves}
     if len(shapes) > 1:
         raise LaconicError(
-            f"the batches of a round must have one shape, got {sorted(shapes)}: let the stream drop its short batches."
+            f"the batches of a round must have one shape, got {sorted(shapes)}: let the stream "
+            "drop its short batches."
         )
     return jnp.asarray(np.stack(leaves).reshape(K, H, *shapes.pop()))
 
 
 def prefetched(source: Iterator[Any], depth: int) -> Generator[Any, None, None]:
-    """Run `source` in a thread, at most `depth` items ahead; its exception is raised here, and closing stops it."""
+    """Run `source` in a thread, at most `depth` items ahead; its exception is raised here, and
+    closing stops it."""
     if depth < 1:
         raise LaconicError(f"prefetch depth must be at least 1, got {depth}.")
     return _prefetched(source, depth)

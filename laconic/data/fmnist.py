@@ -30,7 +30,8 @@ def published(address: str = ADDRESS, sha256: dict[str, str] = SHA256) -> list[R
 
 
 def load(files: Sequence[Remote] | None = None) -> Dataset:
-    """Fashion-MNIST as uint8 [N, 28, 28, 1]; `files` replaces the four official ones (another mirror, a test)."""
+    """Fashion-MNIST as uint8 [N, 28, 28, 1]; `files` replaces the four official ones (another
+    mirror, a test)."""
     files = published() if files is None else files
     paths = locate(files)
     contents = [remote.read(path) for remote, path in zip(files, paths, strict=True)]
@@ -39,29 +40,35 @@ def load(files: Sequence[Remote] | None = None) -> Dataset:
     return image_dataset(train, test, CLASSES, "Fashion-MNIST, official files, contents verified")
 
 
-def images_and_labels(images_at: Path, images: bytes, labels_at: Path, labels: bytes) -> tuple[np.ndarray, np.ndarray]:
+def images_and_labels(
+    images_at: Path, images: bytes, labels_at: Path, labels: bytes
+) -> tuple[np.ndarray, np.ndarray]:
     """Two IDX files as images [N, 28, 28, 1] and labels [N]."""
     x, y = idx(images_at, images, rank=3), idx(labels_at, labels, rank=1)
     if x.shape[1:] != (SIDE, SIDE):
         raise LaconicError(
-            f"{images_at} holds images of {x.shape[1:]}, expected {(SIDE, SIDE)}; put the original there."
+            f"{images_at} holds images of {x.shape[1:]}, expected {(SIDE, SIDE)}; put the original "
+            "there."
         )
     if len(x) != len(y) or (len(y) and y.max() >= CLASSES):
         raise LaconicError(
-            f"{labels_at} does not belong to {images_at}: expected {len(x)} labels of 0…{CLASSES - 1}, "
+            f"{labels_at} does not belong to {images_at}: expected {len(x)} labels of "
+            f"0…{CLASSES - 1}, "
             f"found {len(y)} up to {y.max(initial=0)}; put both original files there."
         )
     return x[..., None], y
 
 
 def idx(path: Path, data: bytes, rank: int) -> np.ndarray:
-    """An IDX file of unsigned bytes: magic 0x0000 08 rank, one big-endian uint32 an axis, then the values."""
+    """An IDX file of unsigned bytes: magic 0x0000 08 rank, one big-endian uint32 an axis, then the
+    values."""
     start = 4 + 4 * rank
     magic = 0x0800 + rank
     found = int.from_bytes(data[:4], "big")
     if len(data) < start or found != magic:
         raise LaconicError(
-            f"{path} is no IDX file of rank {rank}: expected magic 0x{magic:08x} and a header of {start} bytes, "
+            f"{path} is no IDX file of rank {rank}: expected magic 0x{magic:08x} and a header of "
+            f"{start} bytes, "
             f"found 0x{found:08x} and {len(data)} bytes; put the original file there."
         )
     shape = struct.unpack(f">{rank}I", data[4:start])

@@ -1,8 +1,9 @@
-"""Downsampled ImageNet that is not held on the device: batches are read from its files while others are trained on.
+"""Downsampled ImageNet that is not held on the device: batches are read from its files while others
+are trained on.
 
-Each epoch passes over the files in a new order and over the rows of each in a new order, so the shuffling is as good as
-the published files, which are shuffled already. A file is mapped into memory, not read, unless it is compressed: such a
-file is held whole, one at a time.
+Each epoch passes over the files in a new order and over the rows of each in a new order, so the
+shuffling is as good as the published files, which are shuffled already. A file is mapped into
+memory, not read, unless it is compressed: such a file is held whole, one at a time.
 """
 
 import hashlib
@@ -20,7 +21,14 @@ import numpy as np
 
 from laconic.data.cifar10 import channel_major
 from laconic.data.feed import Batch, Streamed
-from laconic.data.imagenet32 import check_layout, count_classes, find_folder, opened, read_test, train_files
+from laconic.data.imagenet32 import (
+    check_layout,
+    count_classes,
+    find_folder,
+    opened,
+    read_test,
+    train_files,
+)
 from laconic.data.npy import read_header
 from laconic.data.splits import SEED, Dataset, divide
 from laconic.errors import require_positive
@@ -44,9 +52,11 @@ class Shard:
 
 
 def load(folder: str | None, side: int, batch: int, everything: bool = False) -> Dataset:
-    """The data set of `imagenet32.load` with its train split as a stream of batches; the same rows are held out.
+    """The data set of `imagenet32.load` with its train split as a stream of batches; the same rows
+    are held out.
 
-    Of the validation splits the first 10,000 rows lie on the device. `everything` trains on the whole train files.
+    Of the validation splits the first 10,000 rows lie on the device. `everything` trains on the
+    whole train files.
     """
     require_positive(batch=batch)
     root = find_folder(folder, side)
@@ -60,21 +70,28 @@ def load(folder: str | None, side: int, batch: int, everything: bool = False) ->
     ends = np.cumsum([len(one) for one in labels])
     train = np.split(np.isin(np.arange(len(every)), parts.pop("train")), ends[:-1])
     shards = [
-        Shard(path, side, one, np.flatnonzero(rows)) for path, one, rows in zip(files, labels, train, strict=True)
+        Shard(path, side, one, np.flatnonzero(rows))
+        for path, one, rows in zip(files, labels, train, strict=True)
     ]
     x, y = read_test(root, side, classes)
-    held_out = _gathered(shards, ends, {split: rows[:HELD_OUT_ROWS] for split, rows in parts.items()})
+    held_out = _gathered(
+        shards, ends, {split: rows[:HELD_OUT_ROWS] for split, rows in parts.items()}
+    )
     splits = {
         split: {"x": jnp.asarray(x), "y": jnp.asarray(y - 1, dtype=jnp.int32)}
         for split, (x, y) in {**held_out, "test": (x, y)}.items()
     }
     digest = hashlib.sha256(np.ascontiguousarray(every).data).hexdigest()
-    source = f"{root.name}, {len(every)} images in the layout of downsampled ImageNet, streamed, labels sha256:{digest}"
+    source = (
+        f"{root.name}, {len(every)} images in the layout of downsampled ImageNet, streamed, labels "
+        f"sha256:{digest}"
+    )
     return Dataset(Streamed(splits, partial(batches, shards, batch)), classes, source)
 
 
 def batches(shards: Sequence[Shard], batch: int) -> Iterator[Batch]:
-    """Batches of so many rows for ever, the same ones each time; those that a file leaves over begin the next one's."""
+    """Batches of so many rows for ever, the same ones each time; those that a file leaves over
+    begin the next one's."""
     spare_x, spare_y = None, np.zeros(0, np.int32)
     for epoch in itertools.count():
         for number in _order(len(shards), epoch, 0):

@@ -1,7 +1,8 @@
 """Where data files lie: the search path, checked reading, and the download of what is missing.
 
-A file is never trusted by its name: what it holds is digested every time it is loaded. Nothing that exists is
-overwritten or deleted; a download is written under a unique temporary name and moved into place once it is checked.
+A file is never trusted by its name: what it holds is digested every time it is loaded. Nothing that
+exists is overwritten or deleted; a download is written under a unique temporary name and moved into
+place once it is checked.
 """
 
 import gzip
@@ -26,7 +27,8 @@ CHUNK = 1 << 16
 
 
 def search_path() -> list[Path]:
-    """The folders data sets are looked for in, best first: $LACONIC_DATA, ~/.cache/laconic, /usr/share/datasets."""
+    """The folders data sets are looked for in, best first: $LACONIC_DATA, ~/.cache/laconic,
+    /usr/share/datasets."""
     chosen = os.environ.get("LACONIC_DATA")
     roots = [chosen] if chosen else []
     roots += ["~/.cache/laconic", "/usr/share/datasets"]
@@ -34,10 +36,13 @@ def search_path() -> list[Path]:
 
 
 def find(name: str, here: bool = False) -> Path | None:
-    """The first file or folder of that name in the search path; with `here`, a path a person typed is tried first."""
+    """The first file or folder of that name in the search path; with `here`, a path a person typed
+    is tried first."""
     tried = [Path(name).expanduser().absolute()] if here else []
     tried += [root / name for root in search_path()]
-    return next((path for path in tried if os.path.exists(path)), None)  # False where a folder may not be read
+    return next(
+        (path for path in tried if os.path.exists(path)), None
+    )  # False where a folder may not be read
 
 
 def plain(path: Path) -> bytes:
@@ -45,7 +50,9 @@ def plain(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LaconicError(f"{path} cannot be read ({error.strerror}); check that it is a readable file.") from error
+        raise LaconicError(
+            f"{path} cannot be read ({error.strerror}); check that it is a readable file."
+        ) from error
 
 
 def gunzip(raw: bytes) -> bytes:
@@ -53,7 +60,9 @@ def gunzip(raw: bytes) -> bytes:
     try:
         return gzip.decompress(raw)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"expected a complete gzip file, found {len(raw)} bytes: {error}") from error
+        raise ValueError(
+            f"expected a complete gzip file, found {len(raw)} bytes: {error}"
+        ) from error
 
 
 def as_is(raw: bytes) -> bytes:
@@ -63,10 +72,11 @@ def as_is(raw: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: its place below a data folder, its official address, and the digest of its content.
+    """A published file: its place below a data folder, its official address, and the digest of its
+    content.
 
-    `digest` reads "sha256:…" or "md5:…" and is taken of `content(bytes of the file)`: the headers of .gz files
-    differ between distributions, so those are digested after `gunzip`.
+    `digest` reads "sha256:…" or "md5:…" and is taken of `content(bytes of the file)`: the headers
+    of .gz files differ between distributions, so those are digested after `gunzip`.
     """
 
     relative: str
@@ -75,7 +85,8 @@ class Remote:
     content: Callable[[bytes], bytes] = as_is
 
     def check(self, raw: bytes) -> bytes:
-        """The content of the file's bytes, or a ValueError that says how they are not what was published."""
+        """The content of the file's bytes, or a ValueError that says how they are not what was
+        published."""
         data = self.content(raw)
         found = digest_of(data, self.digest)
         if found != self.digest:
@@ -88,7 +99,8 @@ class Remote:
             return self.check(plain(path))
         except ValueError as error:
             raise LaconicError(
-                f"{path} is damaged or another version ({error}). Move it away and run again to fetch {self.url} anew."
+                f"{path} is damaged or another version ({error}). Move it away and run again to "
+                f"fetch {self.url} anew."
             ) from error
 
 
@@ -99,7 +111,8 @@ def digest_of(data: bytes, like: str) -> str:
 
 
 def locate(remotes: Sequence[Remote]) -> list[Path]:
-    """A path for each published file: found in the search path, or else downloaded into its first folder."""
+    """A path for each published file: found in the search path, or else downloaded into its first
+    folder."""
     for remote in (remote for remote in remotes if find(remote.relative) is None):
         target = search_path()[0] / remote.relative
         try:
@@ -116,14 +129,16 @@ def _missing(remotes: Sequence[Remote], failed: Remote, error: Exception) -> Lac
     wanted = [remote for remote in remotes if find(remote.relative) is None]
     todo = "; ".join(f"{remote.url} as {search_path()[0] / remote.relative}" for remote in wanted)
     return LaconicError(
-        f"{failed.relative} is in none of {searched}, and downloading {failed.url} failed ({error}). "
+        f"{failed.relative} is in none of {searched}, and downloading {failed.url} failed "
+        f"({error}). "
         f"Fetch it yourself and save: {todo}."
     )
 
 
 @contextmanager
 def arriving(target: Path) -> Iterator[Path]:
-    """A unique path beside `target` to write to; moved to `target` at the end, removed if there was an error."""
+    """A unique path beside `target` to write to; moved to `target` at the end, removed if there was
+    an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:

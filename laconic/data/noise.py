@@ -1,4 +1,5 @@
-"""Random images with random labels: nothing can be learned from them, but a step takes as long as with real ones."""
+"""Random images with random labels: nothing can be learned from them, but a step takes as long as
+with real ones."""
 
 import numpy as np
 
@@ -14,4 +15,6 @@ def load(side: int = 224, classes: int = 1000) -> Dataset:
         (draw.integers(0, 256, (n, side, side, 3), np.uint8), draw.integers(0, classes, n))
         for n in (IMAGES, TEST_IMAGES)
     )
-    return image_dataset(train, test, classes, f"{IMAGES} random images of {side}×{side}, {classes} random labels")
+    return image_dataset(
+        train, test, classes, f"{IMAGES} random images of {side}×{side}, {classes} random labels"
+    )

@@ -16,7 +16,8 @@ class Header(NamedTuple):
 
 
 def read_header(stream: IO[bytes]) -> Header:
-    """The header, after which the stream stands at the array's numbers; ValueError if there is none."""
+    """The header, after which the stream stands at the array's numbers; ValueError if there is
+    none."""
     version = np.lib.format.read_magic(stream)
     if version not in READERS:  # later ones are for field names outside Latin-1
         raise ValueError(f"version {version} of the format is not for arrays of plain numbers")

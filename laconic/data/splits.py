@@ -1,4 +1,5 @@
-"""The four fixed splits of a data set: "train", "valid" and "outer_valid" of its train file, and "test"."""
+"""The four fixed splits of a data set: "train", "valid" and "outer_valid" of its train file, and
+"test"."""
 
 from typing import NamedTuple
 
@@ -19,37 +20,49 @@ class Dataset(NamedTuple):
 
 
 def image_shape(dataset: Dataset) -> tuple[int, ...]:
-    """Height, width and channels of a data set of images, by any split that is held: a stream holds no train split."""
+    """Height, width and channels of a data set of images, by any split that is held: a stream holds
+    no train split."""
     return next(iter(dataset.feed.splits.values()))["x"].shape[1:]
 
 
 def permutation(n: int) -> np.ndarray:
     """A fixed shuffle of n rows, so that a file sorted by class is split as safely as any other.
 
-    It ranks raw PCG64 draws: NumPy promises those never change, which it does not of `Generator.permutation`.
+    It ranks raw PCG64 draws: NumPy promises those never change, which it does not of
+    `Generator.permutation`.
     """
     return np.argsort(np.random.PCG64(SEED).random_raw(n), kind="stable")
 
 
 def divide(n: int) -> dict[str, np.ndarray]:
-    """Rows of a train file of n: a tenth each for "valid" and "outer_valid", the rest (80 %) for "train"."""
+    """Rows of a train file of n: a tenth each for "valid" and "outer_valid", the rest (80 %) for
+    "train"."""
     order, tenth = permutation(n), n // 10
-    return {"train": order[2 * tenth :], "valid": order[:tenth], "outer_valid": order[tenth : 2 * tenth]}
+    return {
+        "train": order[2 * tenth :],
+        "valid": order[:tenth],
+        "outer_valid": order[tenth : 2 * tenth],
+    }
 
 
 def undivided(dataset: Dataset) -> Dataset:
     """The same data with the whole train file as "train": nothing is left to validate on."""
     parts = dataset.feed.splits
     train = {
-        field: jnp.concatenate([parts[s][field] for s in ("train", "valid", "outer_valid")]) for field in ("x", "y")
+        field: jnp.concatenate([parts[s][field] for s in ("train", "valid", "outer_valid")])
+        for field in ("x", "y")
     }
     return dataset._replace(feed=Resident({"train": train, "test": parts["test"]}))
 
 
 def image_dataset(
-    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], classes: int, source: str
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    classes: int,
+    source: str,
 ) -> Dataset:
-    """The data set of two (images uint8 [N, H, W, C], labels [N]) pairs, on the device with its four splits."""
+    """The data set of two (images uint8 [N, H, W, C], labels [N]) pairs, on the device with its
+    four splits."""
     images, labels = train
     parts = {split: (images[rows], labels[rows]) for split, rows in divide(len(images)).items()}
     parts["test"] = test

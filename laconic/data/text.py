@@ -1,9 +1,10 @@
-"""A plain text file as tokens, for next-token prediction; Python's own standard library where no file is given.
+"""A plain text file as tokens, for next-token prediction; Python's own standard library where no
+file is given.
 
-The text is dealt out to the splits by pages, or by lines where each is a sentence of its own, and then encoded: bytes,
-or byte pairs learned from the train split. That split is one flat array: an example is a window of context + 1 tokens
-at any offset. Held-out splits are rows of non-overlapping windows, at most 512 of them (evenly spread), so that
-evaluation stays cheap.
+The text is dealt out to the splits by pages, or by lines where each is a sentence of its own, and
+then encoded: bytes, or byte pairs learned from the train split. That split is one flat array: an
+example is a window of context + 1 tokens at any offset. Held-out splits are rows of non-overlapping
+windows, at most 512 of them (evenly spread), so that evaluation stays cheap.
 """
 
 import hashlib
@@ -24,19 +25,24 @@ from laconic.errors import LaconicError, require_positive
 LIBRARY_BYTES = 4_000_000
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "idlelib", "lib2to3"}
 HELD_OUT_ROWS = 512
-PAGE_WINDOWS = 64  # the split deals out pages, so that few training windows span two places of the text
+PAGE_WINDOWS = (
+    64  # the split deals out pages, so that few training windows span two places of the text
+)
 LEAST_PAGES = 20  # and lines
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Gathers rows of `width` tokens: from any offset of a flat array, or the given rows of a table."""
+    """Gathers rows of `width` tokens: from any offset of a flat array, or the given rows of a
+    table."""
 
     width: int
 
     def __call__(self, arrays: Arrays, indices: jax.Array) -> Batch:
         """The windows at the indices, [..., width]."""
-        return jax.tree.map(lambda a: a[self._offsets(indices)] if a.ndim == 1 else a[indices], arrays)
+        return jax.tree.map(
+            lambda a: a[self._offsets(indices)] if a.ndim == 1 else a[indices], arrays
+        )
 
     def _offsets(self, starts: jax.Array) -> jax.Array:
         within = jax.lax.broadcasted_iota(starts.dtype, (*starts.shape, self.width), starts.ndim)
@@ -55,23 +61,33 @@ class CountWindows:
         return leaf.shape[0] - self.width + 1 if leaf.ndim == 1 else leaf.shape[0]
 
 
-def load(file: str | None = None, context: int = 64, *, vocabulary: int = BYTES, lines: bool = False) -> Dataset:
-    """A text with 72 % of its pages for training, 9 % each for validation and outer validation, 10 % for test.
+def load(
+    file: str | None = None, context: int = 64, *, vocabulary: int = BYTES, lines: bool = False
+) -> Dataset:
+    """A text with 72 % of its pages for training, 9 % each for validation and outer validation, 10
+    % for test.
 
-    Batches are {"x": [B, context + 1]}, uint8 for bytes and uint16 for a larger vocabulary of byte pairs. `file` is a
-    path, or a name below the search path. With `lines` it is lines that are dealt out, not pages. The source names the
-    text's sha256, since the standard library differs between Python versions.
+    Batches are {"x": [B, context + 1]}, uint8 for bytes and uint16 for a larger vocabulary of byte
+    pairs. `file` is a path, or a name below the search path. With `lines` it is lines that are
+    dealt out, not pages. The source names the text's sha256, since the standard library differs
+    between Python versions.
     """
     require_positive(context=context)
     text, name = (library(), "Python's standard library") if file is None else read(file)
     width = context + 1
-    pieces = sentences(text, name) if lines else [page.tobytes() for page in paginate(text, width, name)]
-    parts = {split: b"".join(pieces[i] for i in np.sort(which)) for split, which in deal(len(pieces)).items()}
+    pieces = (
+        sentences(text, name) if lines else [page.tobytes() for page in paginate(text, width, name)]
+    )
+    parts = {
+        split: b"".join(pieces[i] for i in np.sort(which))
+        for split, which in deal(len(pieces)).items()
+    }
     tokens = encoded(parts, vocabulary)
     for split, found in tokens.items():
         if len(found) < width:
             raise LaconicError(
-                f"{name} leaves {len(found)} tokens for the split {split!r}, too few for a context of {context}: "
+                f"{name} leaves {len(found)} tokens for the split {split!r}, too few for a context "
+                f"of {context}: "
                 "give a longer text or a shorter context."
             )
     splits = {"train": {"x": jnp.asarray(tokens.pop("train"))}}
@@ -124,7 +140,10 @@ def sentences(text: bytes, name: str) -> list[bytes]:
     """The lines that are not empty, each with its end."""
     found = [line.rstrip(b"\r\n") + b"\n" for line in text.split(b"\n") if line.strip()]
     if len(found) < LEAST_PAGES:
-        raise LaconicError(f"{name} has {len(found)} lines, too few to split: give {LEAST_PAGES}, or leave out lines.")
+        raise LaconicError(
+            f"{name} has {len(found)} lines, too few to split: give {LEAST_PAGES}, or leave out "
+            "lines."
+        )
     return found
 
 

@@ -1,1 +1,2 @@
-"""Workers as real processes: who takes part in a round, how messages cross, and what happens when one dies."""
+"""Workers as real processes: who takes part in a round, how messages cross, and what happens when
+one dies."""

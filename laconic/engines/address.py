@@ -1,4 +1,5 @@
-"""Addresses: how they are written, which ones stay on this machine, which one others see, which ports are free."""
+"""Addresses: how they are written, which ones stay on this machine, which one others see, which
+ports are free."""
 
 import ipaddress
 import socket
@@ -58,7 +59,8 @@ def reached_at(bind: str, meeting: str) -> str:
 
 
 def free_port(bind: str, port: int) -> int:
-    """`port` at the address `bind`, or any free one if it is 0; refused if it is taken or the address is not ours."""
+    """`port` at the address `bind`, or any free one if it is 0; refused if it is taken or the
+    address is not ours."""
     if not 0 <= port <= 65535:
         raise LaconicError(f"a port is a number from 0 (any free one) to 65535, got {port}.")
     address = _resolved(bind)[0]
@@ -67,12 +69,23 @@ def free_port(bind: str, port: int) -> int:
         with socket.create_server((address, port), family=family) as server:
             return server.getsockname()[1]
     except OSError as error:
-        hint = "give another --port, or 0 for any free one" if port else "give an address of this machine as --bind"
-        raise LaconicError(f"cannot listen at {with_port(bind, port)}: {error.strerror}; {hint}.") from None
+        hint = (
+            "give another --port, or 0 for any free one"
+            if port
+            else "give an address of this machine as --bind"
+        )
+        raise LaconicError(
+            f"cannot listen at {with_port(bind, port)}: {error.strerror}; {hint}."
+        ) from None
 
 
 def _resolved(host: str) -> list[str]:
     try:
-        return [str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        return [
+            str(found[4][0]).partition("%")[0]
+            for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        ]
     except (OSError, UnicodeError) as error:
-        raise LaconicError(f"{host!r} is no address that this machine knows ({error}): check its spelling.") from None
+        raise LaconicError(
+            f"{host!r} is no address that this machine knows ({error}): check its spelling."
+        ) from None

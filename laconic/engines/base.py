@@ -1,9 +1,10 @@
-"""What an engine is: K slots with stable worker ids, and six verbs between a worker's local steps and the outer step.
+"""What an engine is: K slots with stable worker ids, and six verbs between a worker's local steps
+and the outer step.
 
-A round of a worker is `local steps → quorum → gather → outer step → commit`. Messages are gathered, not summed: each is
-checked on its own before it may count, since a sum cannot be unpoisoned, and every replica takes the same outer step on
-the same messages in the order of worker ids, so that all hold the same bits. An engine moves bytes and knows nothing of
-what they mean.
+A round of a worker is `local steps → quorum → gather → outer step → commit`. Messages are gathered,
+not summed: each is checked on its own before it may count, since a sum cannot be unpoisoned, and
+every replica takes the same outer step on the same messages in the order of worker ids, so that all
+hold the same bits. An engine moves bytes and knows nothing of what they mean.
 """
 
 import hashlib
@@ -33,7 +34,8 @@ class Quorum(NamedTuple):
 
 
 class Interrupted(LaconicError):
-    """A gather or a state transfer failed because somebody died or stalled: nothing is lost, ask for a new quorum."""
+    """A gather or a state transfer failed because somebody died or stalled: nothing is lost, ask
+    for a new quorum."""
 
 
 @dataclass
@@ -49,7 +51,9 @@ class Counts:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
-Snapshot = Callable[[int, Digest], Frame | None]  # the state of that round and digest as bytes, if it is still here
+Snapshot = Callable[
+    [int, Digest], Frame | None
+]  # the state of that round and digest as bytes, if it is still here
 
 
 class Engine(Protocol):
@@ -88,10 +92,15 @@ class Engine(Protocol):
 
 
 def mean(engine: Engine, values: np.ndarray) -> np.ndarray:
-    """The mean over workers of a float64 vector of the engine's frame size; a convenience over gather."""
-    frames = {worker: np.ascontiguousarray(values, np.float64).view(np.uint8) for worker in engine.mine}
+    """The mean over workers of a float64 vector of the engine's frame size; a convenience over
+    gather."""
+    frames = {
+        worker: np.ascontiguousarray(values, np.float64).view(np.uint8) for worker in engine.mine
+    }
     everyone = engine.gather(frames)
-    return np.mean([np.frombuffer(everyone[w], np.float64, values.size) for w in sorted(everyone)], axis=0)
+    return np.mean(
+        [np.frombuffer(everyone[w], np.float64, values.size) for w in sorted(everyone)], axis=0
+    )
 
 
 def text_digest(*parts: Any) -> Digest:

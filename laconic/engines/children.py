@@ -1,7 +1,7 @@
 """Processes that this one starts and looks after: their output line by line, and no orphans.
 
-A child holds the end of a pipe as its standard input (see `lifeline`) and leads a process group of its own, so that
-Ctrl-C reaches the starter alone, which then ends all of them in order.
+A child holds the end of a pipe as its standard input (see `lifeline`) and leads a process group of
+its own, so that Ctrl-C reaches the starter alone, which then ends all of them in order.
 """
 
 import contextlib
@@ -29,7 +29,9 @@ Lines = queue.SimpleQueue[Line]
 class Child:
     """One process under a name; what it writes is put into `lines`."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], lines: Lines):
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], lines: Lines
+    ):
         self.name, self._lines = name, lines
         self.process = subprocess.Popen(
             command,
@@ -43,7 +45,9 @@ class Child:
             errors="replace",
         )
         streams = ((self.process.stdout, False), (self.process.stderr, True))
-        self._readers = [threading.Thread(target=self._read, args=stream, daemon=True) for stream in streams]
+        self._readers = [
+            threading.Thread(target=self._read, args=stream, daemon=True) for stream in streams
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -53,7 +57,8 @@ class Child:
                 self._lines.put(Line(self.name, text.rstrip("\n"), error))
 
     def status(self) -> int | None:
-        """None while it lives; then its exit status, the negative of a signal's number if that ended it."""
+        """None while it lives; then its exit status, the negative of a signal's number if that
+        ended it."""
         return self.process.poll()
 
     def signal(self, number: int) -> None:

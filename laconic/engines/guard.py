@@ -1,11 +1,14 @@
-"""Whether a message may count. A bad one excludes its sender for the round, is counted, and is never averaged in.
+"""Whether a message may count. A bad one excludes its sender for the round, is counted, and is
+never averaged in.
 
-What its bytes say is checked on the host (`admit`): size, version, signature, run, sender, round, structure, and the
-state it started from. What its numbers say is checked where they lie (`measure`, `judge`): every float finite, the norm
-of Δ at most `limit` times the usual one, the weight likewise. The usual norm is the larger of two medians: of the last
-accepted norms, and of this round's messages, so that a change that most workers make together is not taken for poison.
+What its bytes say is checked on the host (`admit`): size, version, signature, run, sender, round,
+structure, and the state it started from. What its numbers say is checked where they lie (`measure`,
+`judge`): every float finite, the norm of Δ at most `limit` times the usual one, the weight
+likewise. The usual norm is the larger of two medians: of the last accepted norms, and of this
+round's messages, so that a change that most workers make together is not taken for poison.
 
-The guard's state is a function of the messages alone and part of the replicated state: all replicas judge alike.
+The guard's state is a function of the messages alone and part of the replicated state: all replicas
+judge alike.
 """
 
 from collections.abc import Callable
@@ -63,7 +66,8 @@ def admit(
     round: int,
     origin: Digest,
 ) -> Admitted:
-    """Check one worker's frame as bytes, `folded` being the fold of its body. None: it was not there."""
+    """Check one worker's frame as bytes, `folded` being the fold of its body. None: it was not
+    there."""
     if frame is None:
         return Admitted(CODE["absent"])
     if folded is None:
@@ -94,15 +98,19 @@ def measure(
 ) -> tuple[jax.Array, jax.Array]:
     """The norm of a message's Δ, and whether all of its floats are finite. Traceable.
 
-    `read(words)` is the decoded Δ and what travels with it; `square` the sum of Δ's squares where somebody has added
-    them up already.
+    `read(words)` is the decoded Δ and what travels with it; `square` the sum of Δ's squares where
+    somebody has added them up already.
     """
     delta, extra = read(words)
     norm = jnp.sqrt(_square(delta) if square is None else square)
-    # A finite norm has only finite terms, so that mostly no second look at every number is needed. The branch opens the
-    # message itself: if its arrays were handed in, they would be made beforehand.
+    # A finite norm has only finite terms, so that mostly no second look at every number is needed.
+    # The branch opens the message itself: if its arrays were handed in, they would be made
+    # beforehand.
     finite = jax.lax.cond(
-        jnp.isfinite(norm), lambda words: jnp.array(True), lambda words: _finite(read(words)[0]), words
+        jnp.isfinite(norm),
+        lambda words: jnp.array(True),
+        lambda words: _finite(read(words)[0]),
+        words,
     )
     return norm, finite & _finite(extra)
 
@@ -160,5 +168,7 @@ def _remember(state: GuardState, norms_K: jax.Array, codes_K: jax.Array) -> Guar
     norms_W = state.norms_W.at[jnp.where(good_K, places_K, WINDOW)].set(norms_K, mode="drop")
     bad_K = (codes_K != CODE["ok"]) & (codes_K != CODE["absent"])
     return GuardState(
-        norms_W, state.seen + jnp.sum(good_K, dtype=jnp.int32), state.excluded_K + bad_K.astype(jnp.int32)
+        norms_W,
+        state.seen + jnp.sum(good_K, dtype=jnp.int32),
+        state.excluded_K + bad_K.astype(jnp.int32),
     )

@@ -1,9 +1,11 @@
-"""The engine for tightly coupled clusters: each process is a worker, and XLA's own collectives carry the messages.
+"""The engine for tightly coupled clusters: each process is a worker, and XLA's own collectives
+carry the messages.
 
-All processes of `jax.distributed` are devices of one mesh, and a round's messages are one all-gather over it. It is
-not fault tolerant: when one process dies, JAX ends all of them at its heartbeat timeout (100 s unless told otherwise),
-and a dead one cannot come back into the same mesh. Start the run again from its checkpoints; `torchft` is the engine
-for machines that may die. A replica that diverged is noticed and healed as everywhere.
+All processes of `jax.distributed` are devices of one mesh, and a round's messages are one
+all-gather over it. It is not fault tolerant: when one process dies, JAX ends all of them at its
+heartbeat timeout (100 s unless told otherwise), and a dead one cannot come back into the same mesh.
+Start the run again from its checkpoints; `torchft` is the engine for machines that may die. A
+replica that diverged is noticed and healed as everywhere.
 """
 
 from collections.abc import Mapping
@@ -32,8 +34,8 @@ def join(
 ) -> None:
     """Connect this process to the others; call it before anything else of JAX.
 
-    Process 0 listens at `coordinator`, or at the address `bind` with the same port; the others wait `patience` seconds
-    for it. `heartbeat_timeout` seconds of silence of anyone end all of them.
+    Process 0 listens at `coordinator`, or at the address `bind` with the same port; the others wait
+    `patience` seconds for it. `heartbeat_timeout` seconds of silence of anyone end all of them.
     """
     host, port = split_address(coordinator)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -42,12 +44,16 @@ def join(
             coordinator,
             processes,
             process,
-            coordinator_bind_address=with_port(bind or host, port),  # by default it listens on every interface
+            coordinator_bind_address=with_port(
+                bind or host, port
+            ),  # by default it listens on every interface
             heartbeat_timeout_seconds=heartbeat_timeout,
             initialization_timeout=patience,
         )
     except RuntimeError as error:
-        raise LaconicError(f"the processes did not meet at {coordinator}: {error}".splitlines()[0]) from error
+        raise LaconicError(
+            f"the processes did not meet at {coordinator}: {error}".splitlines()[0]
+        ) from error
 
 
 class JaxDistributedEngine:
@@ -63,11 +69,19 @@ class JaxDistributedEngine:
         self._size, self._snapshot = size, snapshot
         everyone = self._all_gather(np.frombuffer(structure, np.uint8))
         if not np.all(everyone == everyone[0]):
-            raise LaconicError("the processes run different tasks or methods: give all of them the same command.")
+            raise LaconicError(
+                "the processes run different tasks or methods: give all of them the same command."
+            )
 
     def quorum(self, round: int, digest: Digest) -> Quorum:
-        """Everyone; which state they follow is decided as with any engine, and handed to those who hold another."""
-        own = np.concatenate([np.frombuffer(digest, np.uint8), np.frombuffer(round.to_bytes(WORD, "little"), np.uint8)])
+        """Everyone; which state they follow is decided as with any engine, and handed to those who
+        hold another."""
+        own = np.concatenate(
+            [
+                np.frombuffer(digest, np.uint8),
+                np.frombuffer(round.to_bytes(WORD, "little"), np.uint8),
+            ]
+        )
         rows = self._all_gather(own)
         cards = {k: _card(k, row) for k, row in enumerate(rows)}
         quorum = membership.plan(cards).quorum
@@ -79,11 +93,19 @@ class JaxDistributedEngine:
         source = quorum.sources[0]
         body = self._snapshot(quorum.round, quorum.digest) if self.mine[0] == source else b""
         if body is None:
-            raise LaconicError(f"worker {source} no longer holds the state of round {quorum.round}: start again.")
+            raise LaconicError(
+                f"worker {source} no longer holds the state of round {quorum.round}: start again."
+            )
         own = np.frombuffer(body, np.uint8)
-        size = int(self._all_gather(np.frombuffer(own.size.to_bytes(WORD, "little"), np.uint8)).view("<u8").max())
+        size = int(
+            self._all_gather(np.frombuffer(own.size.to_bytes(WORD, "little"), np.uint8))
+            .view("<u8")
+            .max()
+        )
         padded = own if own.size else np.zeros(size, np.uint8)
-        return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source=self.mine[0] == source))
+        return np.asarray(
+            multihost_utils.broadcast_one_to_all(padded, is_source=self.mine[0] == source)
+        )
 
     def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
         """One all-gather over the mesh of all processes."""

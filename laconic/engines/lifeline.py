@@ -1,7 +1,8 @@
-"""A process that ends with the one that started it: when its standard input comes to an end, so does it.
+"""A process that ends with the one that started it: when its standard input comes to an end, so
+does it.
 
-The starter holds the other end of a pipe and never writes. Whatever ends the starter, SIGKILL too, closes the pipe;
-that works on every system, and needs no look at process ids, which are used again.
+The starter holds the other end of a pipe and never writes. Whatever ends the starter, SIGKILL too,
+closes the pipe; that works on every system, and needs no look at process ids, which are used again.
 """
 
 import os
@@ -14,7 +15,8 @@ GRACE = 10.0  # seconds to leave in good order
 
 
 def end_with_stdin(after: float = 0.0, grace: float = GRACE) -> None:
-    """From now on the end of standard input is a SIGTERM to this process, and `grace` seconds later the end of it.
+    """From now on the end of standard input is a SIGTERM to this process, and `grace` seconds later
+    the end of it.
 
     `after`: seconds to wait first, for one that others need in order to leave.
     """

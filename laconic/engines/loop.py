@@ -1,8 +1,10 @@
-"""Training as one process of many: `local steps → quorum → gather → guard and outer step → commit`, round after round.
+"""Training as one process of many: `local steps → quorum → gather → guard and outer step → commit`,
+round after round.
 
-A gather that fails loses nothing: the worker keeps its signed message and offers it again to the next quorum. If the
-others finished the round meanwhile, they hold its result; the worker takes it over from one of them, learns from it
-whether its own message counted, and goes on. So does one that was restarted, stopped for a while, or diverged.
+A gather that fails loses nothing: the worker keeps its signed message and offers it again to the
+next quorum. If the others finished the round meanwhile, they hold its result; the worker takes it
+over from one of them, learns from it whether its own message counted, and goes on. So does one that
+was restarted, stopped for a while, or diverged.
 """
 
 import time
@@ -51,32 +53,45 @@ class Run:
         norm_limit: float = guard.LIMIT,
         at: Callable[[str, int], None] = lambda point, round: None,
     ):
-        """With a `folder`, each process keeps a checkpoint in it and goes on from there; 0: only at the end.
+        """With a `folder`, each process keeps a checkpoint in it and goes on from there; 0: only at
+        the end.
 
-        `norm_limit` times the usual norm is the most that a message's may be; `at(point, round)` is called at each
-        named point of the protocol.
+        `norm_limit` times the usual norm is the most that a message's may be; `at(point, round)` is
+        called at each named point of the protocol.
         """
         K, H = method.budget(setting.workers, setting.local_steps)
         if K != engine.slots or len(setting.seeds) != 1:
-            raise LaconicError(f"an engine of {engine.slots} workers runs one seed of K = {engine.slots}, got K = {K}.")
+            raise LaconicError(
+                f"an engine of {engine.slots} workers runs one seed of K = {engine.slots}, got K = "
+                f"{K}."
+            )
         if setting.missing:
-            raise LaconicError("real workers are missing when they are: leave `missing` to the simulator.")
+            raise LaconicError(
+                "real workers are missing when they are: leave `missing` to the simulator."
+            )
         self.setting, self.engine, self.seal, self.at = setting, engine, seal, at
-        self.programs = Programs(task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit)
+        self.programs = Programs(
+            task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit
+        )
         self.path = None if folder is None else checkpoint_path(Path(folder), engine)
         self.every = checkpoint_every
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
         self._held: dict[Digest, Replica] = {}
         self._notes: list[str] = []
-        self.final: tuple[Replica, Digest] | None = None  # the state after all rounds, once they are done
+        self.final: tuple[Replica, Digest] | None = (
+            None  # the state after all rounds, once they are done
+        )
 
     def rounds(self) -> Generator[Report, None, None]:
-        """Go on from the checkpoint or from the beginning until all rounds are done and all peers have them."""
+        """Go on from the checkpoint or from the beginning until all rounds are done and all peers
+        have them."""
         replica, local = self._restore()
         digest = self._hold(self.programs.digest(replica), replica)
         self._warm_up(replica, local, digest)  # nobody shall wait for a compiler
         layout = self.programs.layout
-        structure = text_digest(layout.structure, self.programs.replica_layout.structure, layout.frame)
+        structure = text_digest(
+            layout.structure, self.programs.replica_layout.structure, layout.frame
+        )
         try:
             self.engine.open(layout.frame, structure, self._snapshot)
             while int(replica.round) < self.setting.rounds:
@@ -90,7 +105,9 @@ class Run:
             self._threads.shutdown()
             local.close()
 
-    def _round(self, replica: Replica, local: Local, digest: Digest) -> tuple[Replica, Digest, Report | None]:
+    def _round(
+        self, replica: Replica, local: Local, digest: Digest
+    ) -> tuple[Replica, Digest, Report | None]:
         """One round; there is no report if the state was only taken over at the very end."""
         now, seconds, attempts = int(replica.round), Seconds(), 0
         sent, received = self.engine.counts.sent, self.engine.counts.received
@@ -103,7 +120,9 @@ class Run:
                     quorum = self.engine.quorum(now, digest)
                 self.at(BEFORE_GATHER, now)
                 behind = quorum.digest != digest
-                if quorum.round >= self.setting.rounds:  # the others are done: nothing to gather any more
+                if (
+                    quorum.round >= self.setting.rounds
+                ):  # the others are done: nothing to gather any more
                     return *self._take_over(quorum, local), None
                 with seconds.spent("check"):
                     own = local.nothing(quorum) if behind else local.signed()
@@ -148,19 +167,30 @@ class Run:
         )
 
     def _outer(
-        self, replica: Replica, origin: Digest, frames: dict[int, Frame], own: dict[int, Signed], seconds: Seconds
+        self,
+        replica: Replica,
+        origin: Digest,
+        frames: dict[int, Frame],
+        own: dict[int, Signed],
+        seconds: Seconds,
     ) -> tuple[Replica, Digest, Verdicts]:
         now, layout, programs = int(replica.round), self.programs.layout, self.programs
         with seconds.spent("check"):
             arrays = {worker: np.frombuffer(frame, np.uint8) for worker, frame in frames.items()}
             looks = {worker: self._look(array, own.get(worker)) for worker, array in arrays.items()}
-            folds = {worker: np.asarray(look.folded) for worker, look in looks.items() if look is not None}
+            folds = {
+                worker: np.asarray(look.folded)
+                for worker, look in looks.items()
+                if look is not None
+            }
             admitted = [
                 guard.admit(self.seal, layout, arrays.get(k), folds.get(k), k, now, origin)
                 for k in range(self.engine.slots)
             ]
             seen = [looks.get(k) or programs.absent for k in range(self.engine.slots)]
-            weights_K = np.array([0.0 if a.header is None else a.header.weight for a in admitted], np.float32)
+            weights_K = np.array(
+                [0.0 if a.header is None else a.header.weight for a in admitted], np.float32
+            )
             codes_K = np.array([a.code for a in admitted], np.int32)
             judged = jax.block_until_ready(programs.judge(replica, seen, weights_K, codes_K))
         with seconds.spent("outer"):
@@ -169,7 +199,8 @@ class Run:
             return replica, programs.digest(replica), verdicts(judged, seen, admitted)
 
     def _look(self, array: np.ndarray, own: Signed | None) -> Seen | None:
-        """A frame's body on the device, None if it is of another size; what lies in our own memory we have seen."""
+        """A frame's body on the device, None if it is of another size; what lies in our own memory
+        we have seen."""
         if array.size != self.programs.layout.frame:
             return None
         if own is not None and array.ctypes.data == own.frame.ctypes.data:
@@ -182,13 +213,15 @@ class Run:
         frames = {worker: one.frame for worker, one in local.signed().items()}
         self._outer(replica, digest, frames, {}, seconds)
 
-    # --- peers ------------------------------------------------------------------------------------------------------
+    # --- peers ------------------------------------------------------------------------------------
 
     def _take_over(self, quorum: Quorum, local: Local) -> tuple[Replica, Digest]:
         layout = self.programs.replica_layout
         body = np.frombuffer(self.engine.heal(quorum), np.uint8)
         if body.size != layout.size:
-            raise Interrupted(f"a state of {body.size} bytes came where {layout.size} were expected.")
+            raise Interrupted(
+                f"a state of {body.size} bytes came where {layout.size} were expected."
+            )
         aligned = new_frame(body.size)
         aligned[:] = body
         replica = jax.tree.map(jnp.array, layout.read(aligned))
@@ -200,7 +233,8 @@ class Run:
         return replica, self._hold(digest, replica)
 
     def _farewell(self, replica: Replica, digest: Digest) -> None:
-        """Stay until all who take part hold the final state: someone may have missed the last round."""
+        """Stay until all who take part hold the final state: someone may have missed the last
+        round."""
         quorum = None
         while quorum is None or set(quorum.sources) != set(quorum.workers):
             try:
@@ -222,7 +256,7 @@ class Run:
         self.programs.replica_layout.write(body, replica)
         return body
 
-    # --- disk -------------------------------------------------------------------------------------------------------
+    # --- disk -------------------------------------------------------------------------------------
 
     def _restore(self) -> tuple[Replica, Local]:
         replica, clients = self.programs.start()
@@ -239,6 +273,10 @@ class Run:
         if self.path is None or not (due or done == self.setting.rounds):
             return
         try:
-            checkpoint.save(self.path, (replica, local.clients), {"round": done, "run": self.seal.run.hex()})
-        except LaconicError as error:  # a full disk must not stop training; the last good checkpoint is still there
+            checkpoint.save(
+                self.path, (replica, local.clients), {"round": done, "run": self.seal.run.hex()}
+            )
+        except (
+            LaconicError
+        ) as error:  # a full disk must not stop training; the last good checkpoint is still there
             self._notes.append(str(error))

@@ -1,8 +1,10 @@
-"""Who is in a round and which state they follow, decided from signed cards that all members see alike.
+"""Who is in a round and which state they follow, decided from signed cards that all members see
+alike.
 
-Each process shows a card at every quorum: who it is, which state it holds, where it can be reached. The cards travel
-with the membership service, which is not ours and checks nothing, so they are signed; a card without the token is a
-stranger's, is ignored and counted. Every rule here is a function of the cards alone: all who see them decide alike.
+Each process shows a card at every quorum: who it is, which state it holds, where it can be reached.
+The cards travel with the membership service, which is not ours and checks nothing, so they are
+signed; a card without the token is a stranger's, is ignored and counted. Every rule here is a
+function of the cards alone: all who see them decide alike.
 """
 
 import hashlib
@@ -22,10 +24,11 @@ LONGEST = 4096  # characters of a card
 class Card:
     """What a process says of itself.
 
-    worker: its stable id · born: when it started, in ns, so that a restarted worker replaces its predecessor
-    turn: how often it has shown a card · round, digest: the state it holds · group: the connection it has, "" if none
-    structure: a hash of what it runs · store, state: addresses to form a group at and to fetch its state from
-    awaits: the workers it would rather wait for than go on without
+    worker: its stable id · born: when it started, in ns, so that a restarted worker replaces its
+    predecessor turn: how often it has shown a card · round, digest: the state it holds · group: the
+    connection it has, "" if none structure: a hash of what it runs · store, state: addresses to
+    form a group at and to fetch its state from awaits: the workers it would rather wait for than go
+    on without
     """
 
     worker: int
@@ -60,7 +63,8 @@ class Card:
 
 
 class Plan(NamedTuple):
-    """The cards in the order of worker ids, the quorum they make, and the key of the group that connects them.
+    """The cards in the order of worker ids, the quorum they make, and the key of the group that
+    connects them.
 
     fresh: whether that group must be formed anew · ready: whether nobody is awaited any more
     """
@@ -75,7 +79,8 @@ class Plan(NamedTuple):
 def accept(
     seal: Seal, texts: Iterable[str], slots: int, structure: str, refuse: Callable[[str], None]
 ) -> dict[int, Card]:
-    """The members among those who showed a card, one for each worker id; the others are refused with a reason."""
+    """The members among those who showed a card, one for each worker id; the others are refused
+    with a reason."""
     members: dict[int, Card] = {}
     for text in texts:
         card = Card.read(seal, text)
@@ -91,20 +96,27 @@ def accept(
 
 
 def plan(members: dict[int, Card]) -> Plan:
-    """Follow the furthest round; of several states there, the one most hold; of equals, the lowest worker's."""
+    """Follow the furthest round; of several states there, the one most hold; of equals, the lowest
+    worker's."""
     cards = tuple(members[w] for w in sorted(members))
     furthest = max(card.round for card in cards)
     there = [card.digest for card in cards if card.round == furthest]
-    digest = Counter(there).most_common(1)[0][0]  # the first to reach the top count: cards are in the order of ids
+    digest = Counter(there).most_common(1)[0][
+        0
+    ]  # the first to reach the top count: cards are in the order of ids
     sources = tuple(c.worker for c in cards if (c.round, c.digest) == (furthest, digest))
-    quorum = Quorum(tuple(members[w].worker for w in sorted(members)), furthest, bytes.fromhex(digest), sources)
+    quorum = Quorum(
+        tuple(members[w].worker for w in sorted(members)), furthest, bytes.fromhex(digest), sources
+    )
     groups = {card.group for card in cards}
     group = groups.pop() if len(groups) == 1 else ""
     fresh = not group or not group.startswith(_who(cards))
     if fresh:
         turns = json.dumps([(c.worker, c.born, c.turn) for c in cards])
         group = f"{_who(cards)}-{hashlib.sha256(turns.encode()).hexdigest()[:16]}"
-    awaited = {w for card in cards if card.worker in sources for w in card.awaits}  # who is behind has no say
+    awaited = {
+        w for card in cards if card.worker in sources for w in card.awaits
+    }  # who is behind has no say
     return Plan(cards, quorum, group, fresh, awaited <= set(members))
 
 

@@ -19,13 +19,16 @@ class Waits:
     """Seconds that are waited for what may never come."""
 
     timeout: float = 30.0
-    """Seconds for everyone's bytes to arrive once all agreed; a state to catch up with may take twice as long."""
+    """Seconds for everyone's bytes to arrive once all agreed; a state to catch up with may take
+    twice as long."""
     silence: float = 5.0
-    """Seconds without a sign of life after which a worker is taken for dead; its messages are missed from then on."""
+    """Seconds without a sign of life after which a worker is taken for dead; its messages are
+    missed from then on."""
     patience: float = 300.0
     """Seconds to wait for all workers when a worker starts; then those who are there begin."""
     lost: float = 3600.0
-    """Seconds without any quorum after which a worker gives up; more than the slowest worker's local steps take."""
+    """Seconds without any quorum after which a worker gives up; more than the slowest worker's
+    local steps take."""
 
     def __post_init__(self) -> None:
         require_positive(**vars(self))
@@ -47,9 +50,11 @@ class Seat:
 
 
 class Entry(NamedTuple):
-    """`connect` gives a process its engine, before anything else of JAX; `needs` are modules of the extra.
+    """`connect` gives a process its engine, before anything else of JAX; `needs` are modules of the
+    extra.
 
-    restarts: whether a dead worker may come back · service: whether a Lighthouse must run at the address
+    restarts: whether a dead worker may come back · service: whether a Lighthouse must run at the
+    address
     """
 
     connect: Callable[[Seat, Seal], Engine]
@@ -71,23 +76,40 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
         heartbeat=min(Timeouts.heartbeat, waits.silence / 5),
     )
     return TorchFTEngine(
-        seat.worker, seat.workers, seat.address, seal, bind=seat.bind, host=seat.host, timeouts=timeouts
+        seat.worker,
+        seat.workers,
+        seat.address,
+        seal,
+        bind=seat.bind,
+        host=seat.host,
+        timeouts=timeouts,
     )
 
 
 def _jax_distributed(seat: Seat, seal: Seal) -> Engine:
     from laconic.engines.jax_distributed import JaxDistributedEngine, join
 
-    silence, patience = (math.ceil(seconds) for seconds in (seat.waits.timeout, seat.waits.patience))
+    silence, patience = (
+        math.ceil(seconds) for seconds in (seat.waits.timeout, seat.waits.patience)
+    )
     join(
-        seat.address, seat.workers, seat.worker, bind=seat.bind, heartbeat_timeout=silence, patience=patience
+        seat.address,
+        seat.workers,
+        seat.worker,
+        bind=seat.bind,
+        heartbeat_timeout=silence,
+        patience=patience,
     )  # a false alarm ends the run, so not the short silence
     return JaxDistributedEngine()
 
 
 ENGINES: dict[str, Entry] = {
-    "torchft": Entry(_torchft, ("torch", "torchft"), True, True, "survives workers that die, stall or come back"),
-    "jax-distributed": Entry(_jax_distributed, (), False, False, "for clusters that do not fail: one death ends all"),
+    "torchft": Entry(
+        _torchft, ("torch", "torchft"), True, True, "survives workers that die, stall or come back"
+    ),
+    "jax-distributed": Entry(
+        _jax_distributed, (), False, False, "for clusters that do not fail: one death ends all"
+    ),
 }
 
 
@@ -98,6 +120,7 @@ def engine_entry(name: str) -> Entry:
     missing = [module for module in ENGINES[name].needs if importlib.util.find_spec(module) is None]
     if missing:
         raise LaconicError(
-            f"the engine {name} needs {' and '.join(missing)}, not installed here: pip install 'laconic[torchft]'."
+            f"the engine {name} needs {' and '.join(missing)}, not installed here: pip install "
+            "'laconic[torchft]'."
         )
     return ENGINES[name]

@@ -1,8 +1,9 @@
-"""The state that every process holds alike, and the programs that advance it: the simulator's own phases, compiled.
+"""The state that every process holds alike, and the programs that advance it: the simulator's own
+phases, compiled.
 
-`local` is `local_phase` for the workers of this process, on the very items that the simulator draws for them; `outer`
-is the guard, `Simulated.combine` and `outer_phase` on everyone's messages in the order of worker ids. The network lies
-in between.
+`local` is `local_phase` for the workers of this process, on the very items that the simulator draws
+for them; `outer` is the guard, `Simulated.combine` and `outer_phase` on everyone's messages in the
+order of worker ids. The network lies in between.
 """
 
 import hashlib
@@ -40,7 +41,8 @@ GOLDEN, MIX_1, MIX_2 = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B), np.uint32(0
 
 
 class Replica(NamedTuple):
-    """What all replicas hold alike after the same rounds. `accepted_K`: the last round that each worker counted in."""
+    """What all replicas hold alike after the same rounds. `accepted_K`: the last round that each
+    worker counted in."""
 
     shared: Shared
     outer: Any
@@ -50,7 +52,8 @@ class Replica(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A message on the device: its words, their fold, the norm of its Δ, and whether all of it is finite."""
+    """A message on the device: its words, their fold, the norm of its Δ, and whether all of it is
+    finite."""
 
     words: jax.Array
     folded: jax.Array | None
@@ -66,42 +69,65 @@ class Judged(NamedTuple):
 
 
 class Programs:
-    """A method on a task, for the workers `mine` of K: compiled functions, and the layouts of what they exchange."""
+    """A method on a task, for the workers `mine` of K: compiled functions, and the layouts of what
+    they exchange."""
 
     def __init__(
-        self, task: Task, method: Method, K: int, H: int, B: int, seed: int, mine: tuple[int, ...], limit: float
+        self,
+        task: Task,
+        method: Method,
+        K: int,
+        H: int,
+        B: int,
+        seed: int,
+        mine: tuple[int, ...],
+        limit: float,
     ):
         check_workers(method, K)
         self.task, self.method, self.K, self.H, self.B = jax.device_put(task), method, K, H, B
         self.mine, self.limit = jnp.asarray(mine, jnp.int32), limit
         self.seed = jax.random.key(seed)
         self.server = Server(method.outer)
-        # Several programs and not one: XLA's CPU compiler writes what a value is made of into each of its uses, and
-        # would take ten times as long over the whole.
+        # Several programs and not one: XLA's CPU compiler writes what a value is made of into each
+        # of its uses, and would take ten times as long over the whole.
         self._begin, self._local = jax.jit(self._init), jax.jit(self._run)
         self._looked, self._judged = jax.jit(self._look), jax.jit(self._judge)
-        self._combined, self._advanced, self._digest = map(jax.jit, (self._combine, self._advance, fingerprint))
+        self._combined, self._advanced, self._digest = map(
+            jax.jit, (self._combine, self._advance, fingerprint)
+        )
         replica, clients = jax.eval_shape(self._init, self.task)
         if isinstance(replica.shared, Controlled):
             raise LaconicError(
-                f"{method.label} has control variates, which the messages between processes do not carry; simulate it, "
+                f"{method.label} has control variates, which the messages between processes do not "
+                "carry; simulate it, "
                 "or choose a method without them."
             )
         self.replica_layout = Layout.of(replica)
-        message, _, _ = jax.eval_shape(self._run, self.task, replica.shared, replica.round, clients, self._no_stream())
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (message.delta, message.extra))
+        message, _, _ = jax.eval_shape(
+            self._run, self.task, replica.shared, replica.round, clients, self._no_stream()
+        )
+        one = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (message.delta, message.extra)
+        )
         self.layout = Layout.of(one)
         self._like = replica.shared.params
         dense = method.compressor.decode is DENSE.decode and not jax.tree.leaves(one[1])
-        self._plain = dense and all(leaf.dtype == np.float32 for leaf in self.layout.leaves)  # a body is Δ, no more
-        self.absent = Seen(jnp.zeros(self.layout.size // WORD, jnp.uint32), None, jnp.float32(0), jnp.array(True))
+        self._plain = dense and all(
+            leaf.dtype == np.float32 for leaf in self.layout.leaves
+        )  # a body is Δ, no more
+        self.absent = Seen(
+            jnp.zeros(self.layout.size // WORD, jnp.uint32), None, jnp.float32(0), jnp.array(True)
+        )
         self.message_bits = method.compressor.bits(replica.shared.params)
 
     def start(self) -> tuple[Replica, ClientState]:
-        """The replica before the first round, and the first states of this process's workers (leaves [mine, …])."""
+        """The replica before the first round, and the first states of this process's workers
+        (leaves [mine, …])."""
         return self._begin(self.task)
 
-    def local(self, replica: Replica, clients: ClientState, streamed: Any) -> tuple[Message, ClientState, jax.Array]:
+    def local(
+        self, replica: Replica, clients: ClientState, streamed: Any
+    ) -> tuple[Message, ClientState, jax.Array]:
         """The messages of this process's workers, their next states, and their losses [mine, H]."""
         return self._local(self.task, replica.shared, replica.round, clients, streamed)
 
@@ -110,18 +136,26 @@ class Programs:
         words = jax.device_put(body.view(np.uint32))
         return Seen(words, *self._looked(key, words))
 
-    def judge(self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, codes_K: np.ndarray) -> Judged:
+    def judge(
+        self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, codes_K: np.ndarray
+    ) -> Judged:
         """The guard's word on K messages, `absent` where there is none."""
-        return self._judged(replica.guard, [s.norm for s in seen], [s.finite for s in seen], weights_K, codes_K)
+        return self._judged(
+            replica.guard, [s.norm for s in seen], [s.finite for s in seen], weights_K, codes_K
+        )
 
-    def outer(self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, judged: Judged) -> Replica:
+    def outer(
+        self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, judged: Judged
+    ) -> Replica:
         """The outer step on those of K messages that the guard let pass."""
         combined = self._combined([s.words for s in seen], weights_K, judged.codes_K)
         return self._advanced(replica, combined, judged)
 
     def digest(self, replica: Replica) -> Digest:
         """The name of a state: a hash of its fingerprint and structure."""
-        return hashlib.sha256(self.replica_layout.structure + np.asarray(self._digest(replica)).tobytes()).digest()
+        return hashlib.sha256(
+            self.replica_layout.structure + np.asarray(self._digest(replica)).tobytes()
+        ).digest()
 
     def _workers(self, task: Task) -> Simulated:
         return Simulated(self.method.client(task), self.method.compressor)
@@ -133,18 +167,25 @@ class Programs:
         batch = next(iter(feed.batches()))
         if count_rows(batch) != self.B:
             raise LaconicError(
-                f"the stream's batches have {count_rows(batch)} examples, but the setting says {self.B}."
+                f"the stream's batches have {count_rows(batch)} examples, but the setting says "
+                f"{self.B}."
             )
         lead = (len(self.mine), self.H)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *np.shape(x)), jnp.asarray(x).dtype), batch)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*lead, *np.shape(x)), jnp.asarray(x).dtype), batch
+        )
 
     def _init(self, task: Task) -> tuple[Replica, ClientState]:
         state = init_round(task, self._workers(task), self.server, len(self.mine), self.seed)
         accepted_K = jnp.full(self.K, -1, jnp.int32)
-        return Replica(state.shared, state.outer, state.round, guard.init_guard(self.K), accepted_K), state.clients
+        return Replica(
+            state.shared, state.outer, state.round, guard.init_guard(self.K), accepted_K
+        ), state.clients
 
     def _state(self, shared: Shared, outer: Any, round: jax.Array) -> RoundState:
-        return RoundState(shared, ClientState((), ()), outer, round, jax.random.fold_in(self.seed, 1))
+        return RoundState(
+            shared, ClientState((), ()), outer, round, jax.random.fold_in(self.seed, 1)
+        )
 
     def _run(
         self, task: Task, shared: Shared, round: jax.Array, clients: ClientState, streamed: Any
@@ -155,7 +196,9 @@ class Programs:
         else:
             everyone = draw_items(task.feed, state, self.K, self.H, self.B)
             items = jax.tree.map(lambda x: x[self.mine], Items(everyone.batches, everyone.keys))
-        phase = lambda shared, client, item: local_phase(workers.client, workers.compressor, shared, client, *item)
+        phase = lambda shared, client, item: local_phase(
+            workers.client, workers.compressor, shared, client, *item
+        )
         return workers.map(phase)(shared, clients, (items.batches, items.keys))
 
     def _look(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -170,14 +213,23 @@ class Programs:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like)
 
     def _judge(
-        self, state: guard.GuardState, norms: list[Any], finite: list[Any], weights_K: jax.Array, codes_K: jax.Array
+        self,
+        state: guard.GuardState,
+        norms: list[Any],
+        finite: list[Any],
+        weights_K: jax.Array,
+        codes_K: jax.Array,
     ) -> Judged:
-        return Judged(*guard.judge(state, jnp.stack(norms), jnp.stack(finite), weights_K, codes_K, self.limit))
+        return Judged(
+            *guard.judge(state, jnp.stack(norms), jnp.stack(finite), weights_K, codes_K, self.limit)
+        )
 
-    def _combine(self, words: list[jax.Array], weights_K: jax.Array, codes_K: jax.Array) -> Combined:
+    def _combine(
+        self, words: list[jax.Array], weights_K: jax.Array, codes_K: jax.Array
+    ) -> Combined:
         good_K = codes_K == guard.CODE["ok"]
-        # Each cleared before they are stacked, so that no optimizer ever sees what was refused. The other way round
-        # XLA's CPU code reads every number through a branch, five times as slowly.
+        # Each cleared before they are stacked, so that no optimizer ever sees what was refused. The
+        # other way round XLA's CPU code reads every number through a branch, five times as slowly.
         clean = [_erase(good_K[k], unpack(self.layout, one)) for k, one in enumerate(words)]
         delta, extra = jax.tree.map(lambda *xs: jnp.stack(xs), *clean)
         messages = Message(delta, extra, jnp.where(good_K, weights_K, 0.0))
@@ -186,11 +238,15 @@ class Programs:
     def _advance(self, replica: Replica, combined: Combined, judged: Judged) -> Replica:
         old = self._state(replica.shared, replica.outer, replica.round)
         new = outer_phase(self.server, old, combined, old.clients)
-        somebody = jnp.sum(combined.weights_K) > 0  # a round in which nobody was there moves only the counter
+        somebody = (
+            jnp.sum(combined.weights_K) > 0
+        )  # a round in which nobody was there moves only the counter
         shared, outer = jax.tree.map(
             lambda n, o: jnp.where(somebody, n, o), (new.shared, new.outer), (old.shared, old.outer)
         )
-        accepted_K = jnp.where(judged.codes_K == guard.CODE["ok"], replica.round, replica.accepted_K)
+        accepted_K = jnp.where(
+            judged.codes_K == guard.CODE["ok"], replica.round, replica.accepted_K
+        )
         return Replica(shared, outer, new.round, judged.guard, accepted_K)
 
 
@@ -199,9 +255,11 @@ def _erase(good: jax.Array, tree: Any) -> Any:
 
 
 def fingerprint(tree: Any) -> jax.Array:
-    """Three 32-bit sums over each leaf's bits and their places, [leaves, 3]: one pass where the state lies.
+    """Three 32-bit sums over each leaf's bits and their places, [leaves, 3]: one pass where the
+    state lies.
 
-    It tells apart states that went different ways by accident; against malice there are the signatures.
+    It tells apart states that went different ways by accident; against malice there are the
+    signatures.
     """
     return jnp.stack([_lanes(leaf) for leaf in jax.tree.leaves(tree)])
 

@@ -1,4 +1,5 @@
-"""What is told of a round: where its time and bytes went, whose messages counted, and what is worth a remark."""
+"""What is told of a round: where its time and bytes went, whose messages counted, and what is worth
+a remark."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from laconic.engines.replica import Judged, Seen
 
 @dataclass
 class Seconds:
-    """Where a round's time went: local steps, waiting for the others, moving bytes, checking, outer step, and disk."""
+    """Where a round's time went: local steps, waiting for the others, moving bytes, checking, outer
+    step, and disk."""
 
     compute: float = 0.0
     quorum: float = 0.0
@@ -38,12 +40,12 @@ class Seconds:
 class Report(NamedTuple):
     """One committed round as this process saw it.
 
-    round: how many are done · loss: mean over the workers that counted, each the mean of its H local losses
-    losses, norms: of the messages that counted, by worker · excluded: reasons by worker
-    sent, received: bytes that really crossed in this round · message_bits: the compressor's own count of one message
-    attempts: gathers it took · healed: whether the state was taken over from one of `quorum.sources`
-    refused: strangers and the like so far, by reason · notes: for people
-    digest: the name of the state after the round · shared: its weights and model state
+    round: how many are done · loss: mean over the workers that counted, each the mean of its H
+    local losses losses, norms: of the messages that counted, by worker · excluded: reasons by
+    worker sent, received: bytes that really crossed in this round · message_bits: the compressor's
+    own count of one message attempts: gathers it took · healed: whether the state was taken over
+    from one of `quorum.sources` refused: strangers and the like so far, by reason · notes: for
+    people digest: the name of the state after the round · shared: its weights and model state
     """
 
     round: int
@@ -69,7 +71,11 @@ def row_of(report: Report) -> dict[str, Any]:
     """A report as JSON holds it; of the quorum the workers, and no weights."""
     row = report._asdict()
     del row["shared"]
-    return row | {"quorum": list(report.quorum.workers), "notes": list(report.notes), "seconds": asdict(report.seconds)}
+    return row | {
+        "quorum": list(report.quorum.workers),
+        "notes": list(report.notes),
+        "seconds": asdict(report.seconds),
+    }
 
 
 class Verdicts(NamedTuple):
@@ -92,5 +98,7 @@ def verdicts(judged: Judged, seen: list[Seen], admitted: list[guard.Admitted]) -
     return Verdicts(
         losses={k: header.loss for k, header in good.items() if header is not None},
         norms={k: norms[k] for k in good},
-        excluded={k: guard.REASONS[code] for k, code in enumerate(codes) if code not in guard.SILENT},
+        excluded={
+            k: guard.REASONS[code] for k, code in enumerate(codes) if code not in guard.SILENT
+        },
     )

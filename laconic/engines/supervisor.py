@@ -1,4 +1,5 @@
-"""A group of processes that is kept going: who dies is started again, later each time, and not for ever."""
+"""A group of processes that is kept going: who dies is started again, later each time, and not for
+ever."""
 
 import contextlib
 import math
@@ -19,10 +20,11 @@ LAST_WORDS = 20  # lines remembered of each
 
 @dataclass
 class Member:
-    """One place in the group: how it is started, the process that holds it now, and how often one was lost.
+    """One place in the group: how it is started, the process that holds it now, and how often one
+    was lost.
 
-    due: when the next process starts · done: whether one came to its end · until: when one that is not wanted any more
-    is killed; None while one is
+    due: when the next process starts · done: whether one came to its end · until: when one that is
+    not wanted any more is killed; None while one is
     """
 
     command: Sequence[str]
@@ -42,8 +44,9 @@ class Member:
 class Supervisor:
     """A context manager: starts all, restarts the dead, and at the end leaves nobody behind.
 
-    services, workers: commands by name; services are started first, ended last, and not expected to be done
-    restarts: how many deaths of each are made good · tell: is told (name, what happened) · hear: gets every line
+    services, workers: commands by name; services are started first, ended last, and not expected to
+    be done restarts: how many deaths of each are made good · tell: is told (name, what happened) ·
+    hear: gets every line
     """
 
     def __init__(
@@ -57,7 +60,12 @@ class Supervisor:
     ):
         self.members = {name: Member(command) for name, command in {**services, **workers}.items()}
         self.workers = {name: self.members[name] for name in workers}
-        self._environment, self._restarts, self._tell, self._hear = environment, restarts, tell, hear
+        self._environment, self._restarts, self._tell, self._hear = (
+            environment,
+            restarts,
+            tell,
+            hear,
+        )
         self._lines: Lines = queue.SimpleQueue()
 
     def __enter__(self) -> "Supervisor":
@@ -77,7 +85,11 @@ class Supervisor:
         """Pass on what was written, after at most `wait` seconds; then see to the dead."""
         self._listen(wait)
         for name, member in self.members.items():
-            if member.child is not None and member.until is not None and time.monotonic() > member.until:
+            if (
+                member.child is not None
+                and member.until is not None
+                and time.monotonic() > member.until
+            ):
                 member.child.bury()
             if member.child is not None and member.child.status() is not None:
                 self._lost(name, member, member.child)
@@ -103,10 +115,14 @@ class Supervisor:
         self._listen(0.0)  # its reason may be among what is yet to be read
         words = [text.strip() for text in member.said if text.strip()]
         reason = next(
-            (text for text in reversed(words) if text.startswith("error:")), words[-1] if words else "nothing"
+            (text for text in reversed(words) if text.startswith("error:")),
+            words[-1] if words else "nothing",
         )
         times = "" if member.deaths == 1 else f" {member.deaths} times"
-        return f"{name} died{times}, and at last {cause(status)}; its last words: {reason.rstrip('.')}."
+        return (
+            f"{name} died{times}, and at last {cause(status)}; its last words: "
+            f"{reason.rstrip('.')}."
+        )
 
     def _listen(self, wait: float) -> None:
         with contextlib.suppress(queue.Empty):

@@ -1,11 +1,14 @@
-"""The fault-tolerant engine: torchft's Lighthouse and manager say who is alive, gloo carries the bytes.
+"""The fault-tolerant engine: torchft's Lighthouse and manager say who is alive, gloo carries the
+bytes.
 
-torchft's lower layer is used, not its `Manager` class: that one listens on every interface, unpickles checkpoints, and
-would let whoever reaches the Lighthouse into the collective. Here each process shows a signed card at every quorum (see
-`membership`), only those with the token are connected, and what is fetched from a peer is checked (see `transfer`).
+torchft's lower layer is used, not its `Manager` class: that one listens on every interface,
+unpickles checkpoints, and would let whoever reaches the Lighthouse into the collective. Here each
+process shows a signed card at every quorum (see `membership`), only those with the token are
+connected, and what is fetched from a peer is checked (see `transfer`).
 
-A death shows in two ways: the connection breaks, which interrupts a gather at once, and heartbeats stop, after which
-the Lighthouse forms the next quorum without it. Either way the round is gathered again from the same messages.
+A death shows in two ways: the connection breaks, which interrupts a gather at once, and heartbeats
+stop, after which the Lighthouse forms the next quorum without it. Either way the round is gathered
+again from the same messages.
 """
 
 import time
@@ -27,12 +30,12 @@ from laconic.errors import LaconicError, require_positive
 class Timeouts:
     """Seconds.
 
-    gather: for everyone's bytes to arrive once all agreed · heal: for a state to arrive
-    heartbeat: between signs of life; the Lighthouse decides how many may be missed
-    ask: for the answer to one question about who is there; not shorter than workers usually wait for each other
-    patience: to wait for all workers at the very start
-    grace: for old peers that do not answer, after a Lighthouse was lost
-    lost: without any quorum before giving up; longer than the local steps of the slowest worker
+    gather: for everyone's bytes to arrive once all agreed · heal: for a state to arrive heartbeat:
+    between signs of life; the Lighthouse decides how many may be missed ask: for the answer to one
+    question about who is there; not shorter than workers usually wait for each other patience: to
+    wait for all workers at the very start grace: for old peers that do not answer, after a
+    Lighthouse was lost lost: without any quorum before giving up; longer than the local steps of
+    the slowest worker
     """
 
     gather: float = 30.0
@@ -61,11 +64,17 @@ class TorchFTEngine:
         host: str = "",
         timeouts: Timeouts = Timeouts(),
     ):
-        """Listens on `bind`, the loopback unless asked otherwise; `host` is where others reach it, if that differs."""
+        """Listens on `bind`, the loopback unless asked otherwise; `host` is where others reach it,
+        if that differs."""
         if not 0 <= worker < slots:
             raise LaconicError(f"worker ids run from 0 to {slots - 1}, got {worker}.")
         self.slots, self.mine, self.counts = slots, (worker,), Counts(0, 0, {})
-        self.worker, self._lighthouse, self._seal, self._timeouts = worker, lighthouse, seal, timeouts
+        self.worker, self._lighthouse, self._seal, self._timeouts = (
+            worker,
+            lighthouse,
+            seal,
+            timeouts,
+        )
         self._bind = bind
         self._host = host or reached_at(bind, split_address(lighthouse)[0])
         self._born, self._turn = time.time_ns(), 0
@@ -80,8 +89,13 @@ class TorchFTEngine:
         self._channel = Channel(self._bind, self._host, seconds.gather, self.slots, size)
         self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
         self._closers = [self._state]
-        name, addresses = f"{self.worker:06d}:{self._born}", (self._bind, self._host, self._channel.address)
-        self._presence = Presence(name, self._lighthouse, *addresses, seconds.heartbeat, seconds.patience)
+        name, addresses = (
+            f"{self.worker:06d}:{self._born}",
+            (self._bind, self._host, self._channel.address),
+        )
+        self._presence = Presence(
+            name, self._lighthouse, *addresses, seconds.heartbeat, seconds.patience
+        )
         self._closers.append(self._presence)
         self._await(self._awaits, seconds.patience)
 
@@ -95,7 +109,8 @@ class TorchFTEngine:
                 return plan.quorum
             time.sleep(PAUSE)
         raise LaconicError(
-            f"worker {self.worker} found no quorum at {self._lighthouse} for {self._timeouts.lost:.0f} s. "
+            f"worker {self.worker} found no quorum at {self._lighthouse} for "
+            f"{self._timeouts.lost:.0f} s. "
             "Check that the Lighthouse runs and that enough workers are there."
         )
 
@@ -118,11 +133,19 @@ class TorchFTEngine:
         if texts is None:
             self._await_peers()
             return None
-        members = membership.accept(self._seal, texts, self.slots, self._structure, self.counts.refuse)
+        members = membership.accept(
+            self._seal, texts, self.slots, self._structure, self.counts.refuse
+        )
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
-            raise LaconicError(f"worker {self.worker} was started again elsewhere; this older process steps back.")
-        if self._presence.replaced and self._plan is not None and not set(self._plan.quorum.workers) <= set(members):
+            raise LaconicError(
+                f"worker {self.worker} was started again elsewhere; this older process steps back."
+            )
+        if (
+            self._presence.replaced
+            and self._plan is not None
+            and not set(self._plan.quorum.workers) <= set(members)
+        ):
             self._await_peers()
             return None
         # Another card than the last one shown is the late answer to a question that timed out.
@@ -137,10 +160,15 @@ class TorchFTEngine:
         self._awaits, self._awaits_until = workers, time.monotonic() + seconds
 
     def _still_awaited(self) -> tuple[int, ...]:
-        """All of them for a while; then those who answer when spoken to, who are only slow to find the Lighthouse."""
+        """All of them for a while; then those who answer when spoken to, who are only slow to find
+        the Lighthouse."""
         if self._awaits and time.monotonic() >= self._awaits_until:
             cards, seconds = () if self._plan is None else self._plan.cards, self._timeouts.grace
-            reached = {c.worker for c in cards if c.worker != self.worker and answers(self._seal, c.state, seconds)}
+            reached = {
+                c.worker
+                for c in cards
+                if c.worker != self.worker and answers(self._seal, c.state, seconds)
+            }
             self._await(tuple(w for w in self._awaits if w in reached), seconds)
         return self._awaits
 
@@ -161,8 +189,11 @@ class TorchFTEngine:
         return ok
 
     def heal(self, quorum: Quorum) -> Frame:
-        """From one who holds the state; those behind spread over the sources, and try the next if one fails."""
-        addresses = {} if self._plan is None else {card.worker: card.state for card in self._plan.cards}
+        """From one who holds the state; those behind spread over the sources, and try the next if
+        one fails."""
+        addresses = (
+            {} if self._plan is None else {card.worker: card.state for card in self._plan.cards}
+        )
         start, reasons = self.worker % len(quorum.sources), []
         for source in (*quorum.sources[start:], *quorum.sources[:start]):
             wanted = addresses[source], quorum.round, quorum.digest

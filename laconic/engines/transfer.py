@@ -1,7 +1,8 @@
-"""State from peer to peer: a small signed TCP exchange, so that one who is behind catches up from one who is not.
+"""State from peer to peer: a small signed TCP exchange, so that one who is behind catches up from
+one who is not.
 
-A request is a nonce, a round and a digest, signed; the answer is the state's bytes, signed together with the nonce. Who
-cannot sign gets nothing and is counted.
+A request is a nonce, a round and a digest, signed; the answer is the state's bytes, signed together
+with the nonce. Who cannot sign gets nothing and is counted.
 """
 
 import contextlib
@@ -29,7 +30,9 @@ class StateServer:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 self.request.settimeout(timeout)
-                with contextlib.suppress(OSError):  # a peer that went away, or a stranger that never spoke
+                with contextlib.suppress(
+                    OSError
+                ):  # a peer that went away, or a stranger that never spoke
                     _answer(self.request, seal, snapshot, counts)
 
         class Server(socketserver.ThreadingTCPServer):
@@ -39,7 +42,9 @@ class StateServer:
 
         self._server = Server((bind, 0), Handler)
         self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -65,12 +70,16 @@ def _answer(peer: socket.socket, seal: Seal, snapshot: Snapshot, counts: Counts)
     counts.sent += ANSWER.size + view.nbytes
 
 
-def fetch_state(seal: Seal, address: str, now: int, digest: Digest, timeout: float, counts: Counts) -> bytes:
+def fetch_state(
+    seal: Seal, address: str, now: int, digest: Digest, timeout: float, counts: Counts
+) -> bytes:
     """The bytes of that state from the peer at `address`."""
     try:
         signed, body = _question(seal, address, now, digest, timeout)
     except OSError as error:
-        raise Interrupted(f"fetching the state of round {now} from {address} failed: {error}.") from error
+        raise Interrupted(
+            f"fetching the state of round {now} from {address} failed: {error}."
+        ) from error
     counts.received += ANSWER.size + len(body)
     if not signed or not body:
         raise Interrupted(f"{address} did not give the state of round {now}.")
@@ -85,7 +94,9 @@ def answers(seal: Seal, address: str, timeout: float) -> bool:
         return False
 
 
-def _question(seal: Seal, address: str, now: int, digest: Digest, timeout: float) -> tuple[bool, bytes]:
+def _question(
+    seal: Seal, address: str, now: int, digest: Digest, timeout: float
+) -> tuple[bool, bytes]:
     """Whether the answer bears our signature, and the answer."""
     nonce = secrets.token_bytes(16)
     head = REQUEST.pack(MAGIC, nonce, now, digest, bytes(32))[:-32]

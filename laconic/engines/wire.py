@@ -1,9 +1,11 @@
-"""A message as bytes: a fixed header, raw little-endian arrays, and an HMAC under a token that the run's workers share.
+"""A message as bytes: a fixed header, raw little-endian arrays, and an HMAC under a token that the
+run's workers share.
 
-Nothing is ever unpickled. Which arrays follow is agreed beforehand (a `Layout`, from the shapes that a worker's program
-gives), so a frame of the right size is read as views, and one of another structure is refused by the structure's hash.
-Frames start on 64 bytes, and so does every array in them: they reach the device without being copied. The HMAC is over
-the header and a fold of the body, a keyed hash that is made on the device (see `body`).
+Nothing is ever unpickled. Which arrays follow is agreed beforehand (a `Layout`, from the shapes
+that a worker's program gives), so a frame of the right size is read as views, and one of another
+structure is refused by the structure's hash. Frames start on 64 bytes, and so does every array in
+them: they reach the device without being copied. The HMAC is over the header and a fold of the
+body, a keyed hash that is made on the device (see `body`).
 """
 
 import hashlib
@@ -22,7 +24,9 @@ from laconic.engines.base import Frame
 from laconic.errors import LaconicError
 
 MAGIC, VERSION = b"LACN", 1
-FIELDS = struct.Struct("<4sHH16s16s32sQIffQ")  # magic version flags run structure origin round worker weight loss body
+FIELDS = struct.Struct(
+    "<4sHH16s16s32sQIffQ"
+)  # magic version flags run structure origin round worker weight loss body
 SIGNED = 160  # the fields and spare zeros; the HMAC follows them
 MAC = 32
 HEADER = SIGNED + MAC
@@ -42,7 +46,8 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a pytree of arrays lies in a body: the places of its leaves, its treedef, its hash and its size in bytes."""
+    """How a pytree of arrays lies in a body: the places of its leaves, its treedef, its hash and
+    its size in bytes."""
 
     leaves: tuple[Leaf, ...]
     treedef: Any
@@ -53,7 +58,9 @@ class Layout:
     def of(cls, tree: Any) -> "Layout":
         """The layout of a pytree of arrays or shapes; names, dtypes and shapes make its hash."""
         if sys.byteorder != "little":
-            raise LaconicError("messages are little-endian and this machine is not: run the workers elsewhere.")
+            raise LaconicError(
+                "messages are little-endian and this machine is not: run the workers elsewhere."
+            )
         leaves, rows, end = [], [], 0
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape)
@@ -67,11 +74,16 @@ class Layout:
     def write(self, body: np.ndarray, tree: Any) -> None:
         """Copy the tree's arrays into a body."""
         for leaf, value in zip(self.leaves, jax.tree.leaves(tree), strict=True):
-            body[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape)[...] = np.asarray(value)
+            body[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape)[...] = np.asarray(
+                value
+            )
 
     def read(self, body: np.ndarray) -> Any:
         """The tree as views into a body; no copy."""
-        arrays = [body[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape) for leaf in self.leaves]
+        arrays = [
+            body[leaf.start : leaf.stop].view(leaf.dtype).reshape(leaf.shape)
+            for leaf in self.leaves
+        ]
         return jax.tree.unflatten(self.treedef, arrays)
 
     @property
@@ -89,15 +101,21 @@ class Seal:
 
     @classmethod
     def of(cls, token: str, run: str) -> "Seal":
-        """From a token (any non-empty text, kept secret) and a name that all workers of one run give alike."""
+        """From a token (any non-empty text, kept secret) and a name that all workers of one run
+        give alike."""
         if not token:
-            raise LaconicError("an engine needs a token that all its workers share: give the same secret text to each.")
+            raise LaconicError(
+                "an engine needs a token that all its workers share: give the same secret text to "
+                "each."
+            )
         return cls(token.encode(), hashlib.sha256(run.encode()).digest()[:16])
 
     @cached_property
     def fold_key(self) -> np.ndarray:
         """The keys of a body's fold."""
-        stream = hashlib.shake_256(self.sign(b"the keys of a body's fold")).digest(4 * (2 * BLOCK + LANES - 1))
+        stream = hashlib.shake_256(self.sign(b"the keys of a body's fold")).digest(
+            4 * (2 * BLOCK + LANES - 1)
+        )
         return np.frombuffer(stream, "<u4")
 
     def sign(self, *parts: Frame) -> bytes:
@@ -113,7 +131,8 @@ class Seal:
 
 
 class Header(NamedTuple):
-    """What a message says about itself: whence it started, whose it is, and the mean of its local losses."""
+    """What a message says about itself: whence it started, whose it is, and the mean of its local
+    losses."""
 
     flags: int
     run: bytes
@@ -133,8 +152,11 @@ def new_frame(size: int) -> np.ndarray:
     return room[start : start + size]
 
 
-def fill_frame(layout: Layout, header: Header, tree: Any = None, frame: np.ndarray | None = None) -> np.ndarray:
-    """A frame that is yet to be signed, in `frame` if there is one; without a tree its body is only padding."""
+def fill_frame(
+    layout: Layout, header: Header, tree: Any = None, frame: np.ndarray | None = None
+) -> np.ndarray:
+    """A frame that is yet to be signed, in `frame` if there is one; without a tree its body is only
+    padding."""
     frame = new_frame(layout.frame) if frame is None else frame
     if tree is not None:
         layout.write(frame[HEADER:], tree)

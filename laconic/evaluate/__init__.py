@@ -1,1 +1,2 @@
-"""What a run achieved: losses and rounds, the bits they cost, and the time they would take over a real link."""
+"""What a run achieved: losses and rounds, the bits they cost, and the time they would take over a
+real link."""

@@ -7,7 +7,16 @@ from laconic.errors import LaconicError
 from laconic.evaluate import book_page
 from laconic.evaluate.book_markdown import body_of
 from laconic.evaluate.book_panels import figures_of, meta_facts
-from laconic.evaluate.book_records import KINDS, SMOKE_NOTE, Book, Run, Told, collect, rendered, untold
+from laconic.evaluate.book_records import (
+    KINDS,
+    SMOKE_NOTE,
+    Book,
+    Run,
+    Told,
+    collect,
+    rendered,
+    untold,
+)
 from laconic.evaluate.summary import markdown_table, verdict
 from laconic.evaluate.sweep_report import ranking_table
 from laconic.evaluate.training import training_facts
@@ -20,14 +29,17 @@ PICTURES = ("curves.png", "ranking.png", "learning-curve.png", "loss.png", "figu
 def write_book(
     results: Path, out: Path, *, markdown: bool = False, tell: Told = untold
 ) -> tuple[list[Path], list[str]]:
-    """Write the page, and with `markdown` a second one beside it → (paths, a line for each file that was skipped).
+    """Write the page, and with `markdown` a second one beside it → (paths, a line for each file
+    that was skipped).
 
-    Drawing takes its time: `tell` is told the name of each run before it is drawn, and how many there are. A report of
-    ours is replaced by a newer one; any other file that lies there is left alone.
+    Drawing takes its time: `tell` is told the name of each run before it is drawn, and how many
+    there are. A report of ours is replaced by a newer one; any other file that lies there is left
+    alone.
     """
     if out.suffix == ".md":
         raise LaconicError(
-            f"{out} would be an HTML page: give a name that ends in .html, and --markdown for the other."
+            f"{out} would be an HTML page: give a name that ends in .html, and --markdown for the "
+            "other."
         )
     wanted = {out: book_page.MADE_BY} | ({out.with_suffix(".md"): MADE_BY} if markdown else {})
     for path, mark in wanted.items():
@@ -43,14 +55,17 @@ def _may_replace(path: Path, mark: str) -> None:
     if not os.path.lexists(path):
         return
     if not path.is_file() or mark not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise LaconicError(f"{path} exists and is no report of laconic's: it is left alone; choose another --out.")
+        raise LaconicError(
+            f"{path} exists and is no report of laconic's: it is left alone; choose another --out."
+        )
 
 
-# --- Markdown ---------------------------------------------------------------------------------------------------------
+# --- Markdown -------------------------------------------------------------------------------------
 
 
 def markdown_page(book: Book, folder: Path) -> str:
-    """The report as Markdown for a file in `folder`; pictures are links to those that lie beside the records."""
+    """The report as Markdown for a file in `folder`; pictures are links to those that lie beside
+    the records."""
     shown, book = rendered(book, lambda run: _chapter(run, folder))
     parts = [MADE_BY, "# All results"]
     parts += [f"Skipped: {line}" for line in book.skipped]
@@ -63,9 +78,17 @@ def markdown_page(book: Book, folder: Path) -> str:
 def _chapter(run: Run, folder: Path) -> str:
     smoke = [f"*{SMOKE_NOTE}*"] if run.smoke else []
     pictures = [run.path.with_name(name) for name in PICTURES if run.path.with_name(name).is_file()]
-    links = [f"![{run.name}](<{Path(os.path.relpath(path, folder or '.')).as_posix()}>)" for path in pictures]
+    links = [
+        f"![{run.name}](<{Path(os.path.relpath(path, folder or '.')).as_posix()}>)"
+        for path in pictures
+    ]
     origin = run.origin
-    about = {"commit": origin.commit, "device": origin.device, "started": origin.started, "took": origin.took}
+    about = {
+        "commit": origin.commit,
+        "device": origin.device,
+        "started": origin.started,
+        "took": origin.took,
+    }
     made = "```\n" + origin.command.replace("```", "'''") + "\n```\n\n" + _list(about)
     return "\n\n".join([f"### {_plain(run.name)}", *smoke, _outcome(run), *links, made])
 
@@ -79,10 +102,16 @@ def _outcome(run: Run) -> str:
         return _list(dict((training_facts if run.kind == "training" else meta_facts)(run.records)))
     if run.kind == "experiment":
         table = run.path.with_name("table.md")
-        return body_of(table.read_text(encoding="utf-8")) if table.is_file() else "No table was written."
+        return (
+            body_of(table.read_text(encoding="utf-8"))
+            if table.is_file()
+            else "No table was written."
+        )
     columns = [figures_of(record) for record in run.records]
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = [[_plain(name), *(_plain(column.get(name, "–")) for column in columns)] for name in names]
+    rows = [
+        [_plain(name), *(_plain(column.get(name, "–")) for column in columns)] for name in names
+    ]
     heads = ["what", *(f"run {i}" for i in range(1, len(columns) + 1))]
     lines = [heads, ["---", *("---:" for _ in columns)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -94,4 +123,10 @@ def _list(about: dict[str, str]) -> str:
 
 def _plain(text: str) -> str:
     """One line in which nothing is markup or ends a cell."""
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    return (
+        " ".join(text.split())
+        .replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("*", "\\*")
+    )

@@ -1,4 +1,5 @@
-"""The report of everything as one HTML page that needs nothing else: no scripts, no links to anywhere outside it."""
+"""The report of everything as one HTML page that needs nothing else: no scripts, no links to
+anywhere outside it."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +19,12 @@ from laconic.federated.options import in_words
 
 MADE_BY = '<meta name="generator" content="laconic report">'
 SAVED_AT, SHOWN_AT = 160, 110  # dots an inch of our PNG files, and of the largest they are shown at
-# Where the screen is narrower than this many dots an inch a picture scrolls sideways: small ones fit a phone, and in
-# those of many cells the letters are small already.
+# Where the screen is narrower than this many dots an inch a picture scrolls sideways: small ones
+# fit a phone, and in those of many cells the letters are small already.
 NARROW, WIDE, MANY_INCHES = 62, 100, 6
 META_NOTE = (
-    "One run of meta-training. The band of the meta-loss is ± the standard deviation over the steps it is the mean of; "
+    "One run of meta-training. The band of the meta-loss is ± the standard deviation over the "
+    "steps it is the mean of; "
     "of held-out seeds only the mean is on record."
 )
 CSS = """
@@ -46,7 +48,8 @@ nav ul { margin: .2rem 0 .9rem; padding-left: 1.1rem; } nav a { color: inherit; 
 
 
 def page(book: Book, tell: Told = untold) -> tuple[str, Book]:
-    """The page → (HTML, the book without what could not be shown); `tell` is told of each run before it is drawn."""
+    """The page → (HTML, the book without what could not be shown); `tell` is told of each run
+    before it is drawn."""
     shown, book = rendered(book, article, tell)
     body = [_contents(book.runs)]
     for kind, title in KINDS.items():
@@ -57,7 +60,10 @@ def page(book: Book, tell: Told = untold) -> tuple[str, Book]:
     if about.is_file():
         words = marked(about.read_text(encoding="utf-8", errors="replace"))
         body.append(f"<section><h2>About these records</h2>{words}</section>")
-    body.append(f"<section><h2>How the numbers are defined</h2>{html.pairs(html.DEFINITIONS, 'terms')}</section>")
+    body.append(
+        "<section><h2>How the numbers are "
+        f"defined</h2>{html.pairs(html.DEFINITIONS, 'terms')}</section>"
+    )
     many = len(book.runs)
     found = f"{count(many)} run{'s' * (many > 1)} on record under {book.root.name or book.root}."
     lost = [f"Skipped: {line}" for line in book.skipped]
@@ -73,7 +79,7 @@ def article(run: Run) -> str:
     return f"{heading}\n{BODIES[run.kind](run)}\n{_made(run)}</article>"
 
 
-# --- what each kind of run shows --------------------------------------------------------------------------------------
+# --- what each kind of run shows ------------------------------------------------------------------
 
 
 def _comparison(run: Run) -> str:
@@ -85,14 +91,21 @@ def _comparison(run: Run) -> str:
 
 def _sweep(run: Run) -> str:
     config = run.records[0]["config"]
-    words = f"{config['method']} on {config['task']} · {_setting(config)}{sweep_report.messages_in_words(config)}"
+    words = (
+        f"{config['method']} on {config['task']} · "
+        f"{_setting(config)}{sweep_report.messages_in_words(config)}"
+    )
     shown = f"<p>{escape(words)}</p>{marked(sweep_report.ranking_table(run.records))}"
     panel = sweep_panel(run.records)
     if panel is not None:
         note = "A loss far above that of the smallest value is off the chart."
         return f'{shown}<div class="figures single own">{_panel(panel, note)}</div>'
     kept = run.path.with_name("ranking.png")
-    image = kept.read_bytes() if kept.is_file() else figures.png_bytes(sweep_report.sweep_figure(run.records))
+    image = (
+        kept.read_bytes()
+        if kept.is_file()
+        else figures.png_bytes(sweep_report.sweep_figure(run.records))
+    )
     return shown + picture(image, f"{config['method']}: every point of the grid")
 
 
@@ -100,7 +113,9 @@ def _meta(run: Run) -> str:
     drawn = [_panel(panel) for panel in meta_panels(run.records)]
     note = f'<p class="muted">{escape(META_NOTE)}</p>'
     kind = "figures odd own" if len(drawn) % 2 else "figures own"
-    return html.pairs(meta_facts(run.records)) + note + f'<div class="{kind}">{"".join(drawn)}</div>'
+    return (
+        html.pairs(meta_facts(run.records)) + note + f'<div class="{kind}">{"".join(drawn)}</div>'
+    )
 
 
 def _training(run: Run) -> str:
@@ -113,7 +128,9 @@ def _training(run: Run) -> str:
 def _panel(panel: Panel, note: str = "") -> str:
     described = f"{panel.title}: {panel.y_label} against {panel.x_label}"
     svg = html.inline_svg(figures.svg_bytes(figures.panel_figure(panel)), described)
-    return html.figure(panel.title, note, svg, html.key((curve.style, curve.label) for curve in panel.curves))
+    return html.figure(
+        panel.title, note, svg, html.key((curve.style, curve.label) for curve in panel.curves)
+    )
 
 
 def _experiment(run: Run) -> str:
@@ -148,18 +165,29 @@ BODIES = {
 }
 
 
-# --- pieces -----------------------------------------------------------------------------------------------------------
+# --- pieces ---------------------------------------------------------------------------------------
 
 
 def _setting(config: dict[str, Any]) -> str:
     missing = f" ({config['missing']} missing from each round)" if config.get("missing") else ""
-    sizes = f"K = {config['workers']}{missing}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}"
-    return f"{sizes} · {count(config['rounds'])} rounds, {config['seeds']} seed{'s' * (config['seeds'] != 1)}"
+    sizes = (
+        f"K = {config['workers']}{missing}, H = {config['local_steps']}, B = "
+        f"{config['batch']}{in_words(config)}"
+    )
+    return (
+        f"{sizes} · {count(config['rounds'])} rounds, {config['seeds']} "
+        f"seed{'s' * (config['seeds'] != 1)}"
+    )
 
 
 def _made(run: Run) -> str:
     origin = run.origin
-    about = [("commit", origin.commit), ("device", origin.device), ("started", origin.started), ("took", origin.took)]
+    about = [
+        ("commit", origin.commit),
+        ("device", origin.device),
+        ("started", origin.started),
+        ("took", origin.took),
+    ]
     return html.command(origin.command) + html.pairs(about)
 
 
@@ -181,7 +209,8 @@ def _contents(runs: Sequence[Run]) -> str:
 
 
 def picture(png: bytes, description: str, narrow: bytes | None = None) -> str:
-    """A PNG inside the page; where it is wider than the screen it scrolls instead of shrinking past reading.
+    """A PNG inside the page; where it is wider than the screen it scrolls instead of shrinking past
+    reading.
 
     `narrow` is the same in one column, for a phone.
     """
@@ -190,7 +219,10 @@ def picture(png: bytes, description: str, narrow: bytes | None = None) -> str:
     described, kind, source = escape(description), "scroll picture", ""
     if narrow is not None:
         _pixels(narrow)
-        kind, source = f"{kind} twice", f'<source media="(max-width: 46rem)" srcset="{html.picture(narrow)}">'
+        kind, source = (
+            f"{kind} twice",
+            f'<source media="(max-width: 46rem)" srcset="{html.picture(narrow)}">',
+        )
     return (
         f'<div class="card"><div class="{kind}" role="region" aria-label="{described}" tabindex="0"><picture>{source}'
         f'<img alt="{described}" style="--least: {least:.0f}px; max-width: {inches * SHOWN_AT:.0f}px" '

@@ -1,4 +1,5 @@
-"""What a report of everything shows of meta-training and of benchmarks, as numbers from their records."""
+"""What a report of everything shows of meta-training and of benchmarks, as numbers from their
+records."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,19 +14,32 @@ from laconic.evaluate.summary import MISSING, count, duration, number
 from laconic.evaluate.sweep_report import meaning
 
 WINDOW = 50  # outer steps that the meta-loss is averaged over
-ABOUT = ("benchmark", "command", "commit", "dirty", "versions", "device", "host_cpus", "started", "provenance")
+ABOUT = (
+    "benchmark",
+    "command",
+    "commit",
+    "dirty",
+    "versions",
+    "device",
+    "host_cpus",
+    "started",
+    "provenance",
+)
 
 
 def meta_panels(records: Sequence[Record]) -> list[Panel]:
-    """Meta-loss and score over outer steps, and the loss of whole runs on held-out seeds over rounds."""
+    """Meta-loss and score over outer steps, and the loss of whole runs on held-out seeds over
+    rounds."""
     found = [_meta_loss(records), _score(records), _heldout(records)]
     return [panel for panel in found if panel is not None]
 
 
 def sweep_panel(records: Sequence[Record]) -> Panel | None:
-    """What a sweep of one hyper-parameter ranks its points by; None for any other sweep. Diverged points are left out.
+    """What a sweep of one hyper-parameter ranks its points by; None for any other sweep. Diverged
+    points are left out.
 
-    A record keeps no spread over seeds, so there is no band, and the legend says what a point is the mean of.
+    A record keeps no spread over seeds, so there is no band, and the legend says what a point is
+    the mean of.
     """
     points, ranking = of_kind(records, "point"), of_kind(records, "ranking")[-1]
     names, value = list(points[0]["numbers"]), RULES[ranking["by"]]
@@ -34,9 +48,15 @@ def sweep_panel(records: Sequence[Record]) -> Panel | None:
     points = sorted(points, key=lambda point: point["numbers"][names[0]])
     y = np.array([None if any(p["diverged"]) else value(p) for p in points], float)  # None is NaN
     seeds, bad = len(points[0]["seeds"]), int(np.isnan(y).sum())
-    label = f"{records[0]['config']['method']}, {'one seed' if seeds == 1 else f'mean over {seeds} seeds'}"
+    label = (
+        f"{records[0]['config']['method']}, "
+        f"{'one seed' if seeds == 1 else f'mean over {seeds} seeds'}"
+    )
     label += f" ({bad} diverged or never there: not drawn)" if bad else ""
-    curve = replace(_curve(label, 0, [p["numbers"][names[0]] for p in points], y), style=Style(COLOURS[0], (), "o"))
+    curve = replace(
+        _curve(label, 0, [p["numbers"][names[0]] for p in points], y),
+        style=Style(COLOURS[0], (), "o"),
+    )
     what = meaning(ranking).replace("trailing 10", "10")  # or it is longer than its axis
     return Panel("sweep", "Every point of the grid", names[0], what, (curve,), log_x=True)
 
@@ -54,8 +74,16 @@ def meta_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}",
         ),
         ("local learning rate", f"{config['gamma']:g}"),
-        ("estimator", f"{config['estimator']}, {config['pairs']} pairs, truncation {config['truncation']} rounds"),
-        ("run length", f"{config['shortest']} to {config['longest']} rounds, ramp {count(config['ramp'])} steps"),
+        (
+            "estimator",
+            f"{config['estimator']}, {config['pairs']} pairs, truncation {config['truncation']} "
+            "rounds",
+        ),
+        (
+            "run length",
+            f"{config['shortest']} to {config['longest']} rounds, ramp {count(config['ramp'])} "
+            "steps",
+        ),
         ("learning rate", f"{config['peak']:g} → {config['last']:g}"),
         ("outer steps", count(end["steps"])),
         (
@@ -63,8 +91,14 @@ def meta_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             f"{number(end['best_score'])} at step {count(end['best_step'])} "
             "(mean loss on held-out seeds ÷ ln of the classes)",
         ),
-        ("gradient norm at the end", number(float(np.median(known[-WINDOW:]))) if known.size else MISSING),
-        ("speed", f"{number(end['rounds_per_second'])} rounds a second, {duration(end['seconds'])}"),
+        (
+            "gradient norm at the end",
+            number(float(np.median(known[-WINDOW:]))) if known.size else MISSING,
+        ),
+        (
+            "speed",
+            f"{number(end['rounds_per_second'])} rounds a second, {duration(end['seconds'])}",
+        ),
     ]
 
 
@@ -78,17 +112,32 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for key, inner in value.items():
             yield from _flat(inner, f"{name} · {key}" if name else key)
     else:
-        text = f"{value:,.6g}" if isinstance(value, float) else count(value) if type(value) is int else str(value)
+        text = (
+            f"{value:,.6g}"
+            if isinstance(value, float)
+            else count(value)
+            if type(value) is int
+            else str(value)
+        )
         yield name.replace("_", " "), text
 
 
 def _style(i: int) -> Style:
-    return Style(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i // len(DASHES) % len(MARKERS)])
+    return Style(
+        COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i // len(DASHES) % len(MARKERS)]
+    )
 
 
 def _curve(label: str, i: int, x: Any, y: Any, error: Any = None) -> Curve:
     x, y = np.asarray(x, float), np.asarray(y, float)
-    return Curve(label, _style(i), x, y, np.zeros_like(y) if error is None else np.asarray(error), diverged=False)
+    return Curve(
+        label,
+        _style(i),
+        x,
+        y,
+        np.zeros_like(y) if error is None else np.asarray(error),
+        diverged=False,
+    )
 
 
 def _meta_loss(records: Sequence[Record]) -> Panel | None:
@@ -98,10 +147,13 @@ def _meta_loss(records: Sequence[Record]) -> Panel | None:
     smoothed, steps = smooth(losses, WINDOW), np.arange(1, len(losses) + 1)
     spread = _spread(losses)
     curves = [
-        _curve(task, i, steps, smoothed[:, i], spread[:, i]) for i, task in enumerate(records[0]["config"]["tasks"])
+        _curve(task, i, steps, smoothed[:, i], spread[:, i])
+        for i, task in enumerate(records[0]["config"]["tasks"])
     ]
     label = f"meta-loss (trailing {WINDOW}-step mean)"
-    return Panel("meta-loss", "Meta-loss of the runs under way", "outer steps", label, tuple(curves))
+    return Panel(
+        "meta-loss", "Meta-loss of the runs under way", "outer steps", label, tuple(curves)
+    )
 
 
 def _spread(losses: np.ndarray) -> np.ndarray:
@@ -118,7 +170,13 @@ def _score(records: Sequence[Record]) -> Panel | None:
             curves.append(_curve(label, i, list(rows), scores))
     if not curves:
         return None
-    return Panel("score", "Score on held-out seeds", "outer steps", "mean loss ÷ ln of the classes", tuple(curves))
+    return Panel(
+        "score",
+        "Score on held-out seeds",
+        "outer steps",
+        "mean loss ÷ ln of the classes",
+        tuple(curves),
+    )
 
 
 def _heldout(records: Sequence[Record]) -> Panel | None:

@@ -1,8 +1,9 @@
-"""All records under a folder as one report: what there is, where it came from, and what could not be read.
+"""All records under a folder as one report: what there is, where it came from, and what could not
+be read.
 
-A run is a folder with `records.jsonl`, or a file in `benchmarks/`. What kind it is follows from its records, not from
-where it lies. Runs inside a run (the panels of an experiment) belong to it. Nothing is run again, and nothing that
-cannot be shown is passed over in silence.
+A run is a folder with `records.jsonl`, or a file in `benchmarks/`. What kind it is follows from its
+records, not from where it lies. Runs inside a run (the panels of an experiment) belong to it.
+Nothing is run again, and nothing that cannot be shown is passed over in silence.
 """
 
 import json
@@ -30,7 +31,16 @@ NO_SCRIPT = ("server-step", "overhead")  # benchmarks that only `laconic bench` 
 SMOKE = "-smoke"  # how the name of a folder ends whose run only shows that it works
 SMOKE_NOTE = "smoke records: they show that it runs, not what it reaches"
 # What making sense of somebody's records may raise: one bad run must not hide the others.
-UNREADABLE = (LaconicError, KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
+UNREADABLE = (
+    LaconicError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its path below the folder of results, one of `KINDS`, its records and where they came from."""
+    """One run: its path below the folder of results, one of `KINDS`, its records and where they
+    came from."""
 
     name: str
     kind: str
@@ -62,7 +73,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Book:
-    """Every run that could be read, in the order of `KINDS`, and a line for each file that could not."""
+    """Every run that could be read, in the order of `KINDS`, and a line for each file that could
+    not."""
 
     root: Path
     runs: tuple[Run, ...]
@@ -73,7 +85,9 @@ def collect(root: str | Path) -> Book:
     """Read all records under a folder."""
     root = Path(root)
     if not root.is_dir():
-        raise LaconicError(f"there is no folder {root} to report on: give the one that holds the records.")
+        raise LaconicError(
+            f"there is no folder {root} to report on: give the one that holds the records."
+        )
     runs, skipped = [], []
     for path in _files(root):
         try:
@@ -82,9 +96,13 @@ def collect(root: str | Path) -> Book:
             skipped.append(reason(path.relative_to(root), error))
     if not runs:
         why = f" ({'; '.join(skipped)})" if skipped else ""
-        raise LaconicError(f"{root} holds no records to report{why}: run something first, such as laconic compare.")
+        raise LaconicError(
+            f"{root} holds no records to report{why}: run something first, such as laconic compare."
+        )
     order = list(KINDS)
-    return Book(root, tuple(sorted(runs, key=lambda run: (order.index(run.kind), run.name))), tuple(skipped))
+    return Book(
+        root, tuple(sorted(runs, key=lambda run: (order.index(run.kind), run.name))), tuple(skipped)
+    )
 
 
 Told = Callable[[str, int], None]  # the name of the run that is shown next, and how many there are
@@ -94,8 +112,11 @@ def untold(name: str, total: int) -> None:
     """Nobody watches."""
 
 
-def rendered(book: Book, show: Callable[[Run], str], tell: Told = untold) -> tuple[list[tuple[Run, str]], Book]:
-    """Each run as `show` puts it → (run, text) pairs, and the book without those that could not be shown."""
+def rendered(
+    book: Book, show: Callable[[Run], str], tell: Told = untold
+) -> tuple[list[tuple[Run, str]], Book]:
+    """Each run as `show` puts it → (run, text) pairs, and the book without those that could not be
+    shown."""
     shown, skipped = [], list(book.skipped)
     for run in book.runs:
         tell(run.name, len(book.runs))
@@ -110,11 +131,15 @@ def rendered(book: Book, show: Callable[[Run], str], tell: Told = untold) -> tup
 
 def reason(path: Path, error: Exception) -> str:
     """Why a file was left out, on one line."""
-    text = str(error) if isinstance(error, LaconicError) else f"its records are not in order ({error!r})"
+    text = (
+        str(error)
+        if isinstance(error, LaconicError)
+        else f"its records are not in order ({error!r})"
+    )
     return " ".join(f"{path}: {text}".split())
 
 
-# --- finding them -----------------------------------------------------------------------------------------------------
+# --- finding them ---------------------------------------------------------------------------------
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -125,13 +150,21 @@ def _files(root: Path) -> Iterator[Path]:
             below.clear()
             yield Path(folder) / RECORDS
         elif Path(folder).name == "benchmarks":
-            yield from (Path(folder) / name for name in sorted(files) if name.endswith((".json", ".jsonl")))
+            yield from (
+                Path(folder) / name for name in sorted(files) if name.endswith((".json", ".jsonl"))
+            )
 
 
 def _run(path: Path, root: Path) -> Run:
     if path.name != RECORDS:
         records = _benchmarks(path)
-        return Run(path.relative_to(root).with_suffix("").as_posix(), "benchmark", path, records, _measured(records))
+        return Run(
+            path.relative_to(root).with_suffix("").as_posix(),
+            "benchmark",
+            path,
+            records,
+            _measured(records),
+        )
     records = read(path)
     kind = _kind(records)
     name = path.parent.relative_to(root).as_posix()
@@ -163,13 +196,15 @@ def _finished_kind(records: Sequence[Record]) -> str | None:
 
 
 def _benchmarks(path: Path) -> list[Record]:
-    records = read(path) if path.suffix == ".jsonl" else [json.loads(path.read_text(encoding="utf-8"))]
+    records = (
+        read(path) if path.suffix == ".jsonl" else [json.loads(path.read_text(encoding="utf-8"))]
+    )
     if not records or not all(isinstance(record, dict) for record in records):
         raise LaconicError("it holds no measurements")
     return records
 
 
-# --- where they came from ---------------------------------------------------------------------------------------------
+# --- where they came from -------------------------------------------------------------------------
 
 
 def _seconds(kind: str, records: Sequence[Record]) -> float:
@@ -179,7 +214,8 @@ def _seconds(kind: str, records: Sequence[Record]) -> float:
 
 
 def _seconds_inside(folder: Path) -> float | None:
-    """The time of the finished runs inside an experiment; None where none is kept beside its records."""
+    """The time of the finished runs inside an experiment; None where none is kept beside its
+    records."""
     inside = [read(path) for path in sorted(folder.glob(f"*/*/{RECORDS}"))]
     # what of it is still under way is no part of its outcome yet, nor a reason to hide what is done
     done = [(kind, records) for records in inside if (kind := _finished_kind(records)) is not None]
@@ -191,11 +227,18 @@ def _origin(records: Sequence[Record], seconds: float | None) -> Origin:
 
 
 def _measured(records: Sequence[Record]) -> Origin:
-    """Of a benchmark, whose record may name no command: the script's is known from its name, if there is one."""
+    """Of a benchmark, whose record may name no command: the script's is known from its name, if
+    there is one."""
     name = records[0]["benchmark"]
-    known = f"laconic bench {name}" if name in NO_SCRIPT else f"python benchmarks/{name.replace('-', '_')}.py"
+    known = (
+        f"laconic bench {name}"
+        if name in NO_SCRIPT
+        else f"python benchmarks/{name.replace('-', '_')}.py"
+    )
     commands = dict.fromkeys(record.get("command", known) for record in records)
-    return _words("\n".join(commands), [record.get("provenance", record) for record in records], MISSING)
+    return _words(
+        "\n".join(commands), [record.get("provenance", record) for record in records], MISSING
+    )
 
 
 def _words(command: str, found: Sequence[Record], took: str) -> Origin:

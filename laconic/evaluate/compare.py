@@ -1,8 +1,10 @@
-"""Several methods on one task, one after the other, into a folder that can be stopped and taken up again.
+"""Several methods on one task, one after the other, into a folder that can be stopped and taken up
+again.
 
-The folder holds `records.jsonl` (a "run" record, one "method" record each, a "summary"), `checkpoint.safetensors` while
-a method is under way, and the report. A method's record is written when it is done; resuming skips what is recorded and
-continues the rest from the checkpoint, to the same bits.
+The folder holds `records.jsonl` (a "run" record, one "method" record each, a "summary"),
+`checkpoint.safetensors` while a method is under way, and the report. A method's record is written
+when it is done; resuming skips what is recorded and continues the rest from the checkpoint, to the
+same bits.
 """
 
 import hashlib
@@ -68,7 +70,8 @@ class Silent:
 
 @dataclass(frozen=True)
 class Options:
-    """What does not change the training: the network it is priced on, the target, and what to do about NaN."""
+    """What does not change the training: the network it is priced on, the target, and what to do
+    about NaN."""
 
     topology: str = "server"
     link: Link | None = None
@@ -87,27 +90,42 @@ def run_comparison(
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any]]:
-    """Run every method that `folder` has no record of, write the summary and the report → all records."""
+    """Run every method that `folder` has no record of, write the summary and the report → all
+    records."""
     observer = observer or Silent()
     log, records = RunLog(folder / RECORDS), read(folder / RECORDS)
     since = changed_since(records[0].get("provenance"))
     finished = {r["label"]: r for r in records if r["kind"] == "method"}
-    place = _Place(folder / CHECKPOINT, hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(), set(finished))
+    place = _Place(
+        folder / CHECKPOINT,
+        hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(),
+        set(finished),
+    )
     for simulation, sizes in prepare(task, methods, setting, options):
         if simulation.method.label in finished:
             _note_another(simulation.method, finished[simulation.method.label], observer)
         else:
             _warn_past_horizon(simulation, observer)
             record = _within_memory(simulation, place, options, observer, stop)
-            log.append("method", traffic=asdict(sizes), step_seconds=options.step_seconds, **record, **since)
+            log.append(
+                "method",
+                traffic=asdict(sizes),
+                step_seconds=options.step_seconds,
+                **record,
+                **since,
+            )
             (folder / CHECKPOINT).unlink(missing_ok=True)
     records = read(folder / RECORDS)
     if records[-1]["kind"] != "summary":
-        (folder / CHECKPOINT).unlink(missing_ok=True)  # left over if a run died between record and clean-up
+        (folder / CHECKPOINT).unlink(
+            missing_ok=True
+        )  # left over if a run died between record and clean-up
         place_of = {method.label: i for i, method in enumerate(methods)}
         found = [r for r in records if r["kind"] == "method"]
         in_order = sorted(found, key=lambda method: place_of.get(method["label"], len(methods)))
-        if in_order != found:  # methods that were added to others, or run again, come where they were asked for
+        if (
+            in_order != found
+        ):  # methods that were added to others, or run again, come where they were asked for
             rewrite(log.path, [records[0], *in_order])
         log.append("summary", **summarise(in_order, options.target_loss, options.link))
         records = read(folder / RECORDS)
@@ -118,23 +136,28 @@ def run_comparison(
 def prepare(
     task: Task, methods: Sequence[Method], setting: Setting, options: Options
 ) -> list[tuple[Simulation, Traffic]]:
-    """Every method ready to run, with its traffic; what cannot work is refused here, before anything is computed."""
+    """Every method ready to run, with its traffic; what cannot work is refused here, before
+    anything is computed."""
     labels = [method.label for method in methods]
     if len(set(labels)) < len(labels):
-        raise LaconicError(f"two optimizers have the same label in {labels}; tell them apart with label=NAME.")
+        raise LaconicError(
+            f"two optimizers have the same label in {labels}; tell them apart with label=NAME."
+        )
     simulations = [Simulation(task, method, setting, options.mesh) for method in methods]
     return [(simulation, simulation.traffic(options.topology)) for simulation in simulations]
 
 
 def is_another(record: dict[str, Any], sha256: str | None) -> bool:
-    """Whether a record, or a checkpoint's meta, is of another optimizer than this one; older ones do not say."""
+    """Whether a record, or a checkpoint's meta, is of another optimizer than this one; older ones
+    do not say."""
     return record.get("optimizer_sha256") not in (None, sha256)
 
 
 def _note_another(method: Method, record: dict[str, Any], observer: Observer) -> None:
     if is_another(record, method.optimizer_sha256):
         observer.note(
-            f"{method.name} is not the optimizer that it was when {method.label} was run; that stays as it is on "
+            f"{method.name} is not the optimizer that it was when {method.label} was run; that "
+            "stays as it is on "
             "record. To have it run by the one of now, compare into another folder."
         )
 
@@ -143,14 +166,16 @@ def _warn_past_horizon(simulation: Simulation, observer: Observer) -> None:
     horizon, rounds = simulation.method.outer.horizon, simulation.setting.rounds
     if horizon is not None and rounds > horizon:
         observer.note(
-            f"{simulation.method.label} was meta-trained for {horizon} rounds; beyond them, up to {rounds}, "
+            f"{simulation.method.label} was meta-trained for {horizon} rounds; beyond them, up to "
+            f"{rounds}, "
             "it is out of its depth and may diverge."
         )
 
 
 @dataclass
 class _History:
-    """What a method under way has shown so far: train loss [S, done] and held-out metrics [S, chunks]."""
+    """What a method under way has shown so far: train loss [S, done] and held-out metrics [S,
+    chunks]."""
 
     train: np.ndarray
     heldout: dict[str, np.ndarray]
@@ -178,9 +203,14 @@ class _Place:
 
 
 def _within_memory(
-    simulation: Simulation, place: _Place, options: Options, observer: Observer, stop: Callable[[], bool]
+    simulation: Simulation,
+    place: _Place,
+    options: Options,
+    observer: Observer,
+    stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    """The method's record; where the seeds do not fit in memory side by side, some are trained at a time."""
+    """The method's record; where the seeds do not fit in memory side by side, some are trained at a
+    time."""
     too_large = f"{simulation.method.label} does not fit in the device's memory"
     return in_parts(
         partial(_run_method, simulation, place, options, observer, stop),
@@ -215,7 +245,9 @@ def _run_method(
             observer.progress(label, done, float(np.mean(chunk.losses[:, -1])))
             if stop() and done < setting.rounds:
                 _save(place, simulation.method, state, history)
-                raise Interrupted(f"stopped in {label} after round {done} of {setting.rounds}.", place.path.parent)
+                raise Interrupted(
+                    f"stopped in {label} after round {done} of {setting.rounds}.", place.path.parent
+                )
             if now - saved > SAVE_SECONDS:
                 _save(place, simulation.method, state, history)
                 saved = now
@@ -243,21 +275,28 @@ def _run_method(
 
 
 def _begin(simulation: Simulation, place: _Place) -> tuple[Any, _History]:
-    """A fresh start, or where the checkpoint of this method left off; one of another run is refused."""
+    """A fresh start, or where the checkpoint of this method left off; one of another run is
+    refused."""
     path, seeds = place.path, len(simulation.setting.seeds)
     meta = checkpoint.peek(path) if path.exists() else None
     if meta is not None and meta.get("run") != place.run:
-        raise LaconicError(f"{path} belongs to another run; move it away, or resume the run it belongs to.")
-    if meta is None or meta["label"] in place.finished:  # left over if a run died between record and clean-up
+        raise LaconicError(
+            f"{path} belongs to another run; move it away, or resume the run it belongs to."
+        )
+    if (
+        meta is None or meta["label"] in place.finished
+    ):  # left over if a run died between record and clean-up
         start = _History(np.zeros((seeds, 0), np.float32), {}, [], np.ones(seeds, bool))
         return simulation.start(), start
     if meta["label"] != simulation.method.label:
         raise LaconicError(
-            f"{path} is of {meta['label']!r}, which this run does not do next; its settings were changed."
+            f"{path} is of {meta['label']!r}, which this run does not do next; its settings were "
+            "changed."
         )
     if is_another(meta, simulation.method.optimizer_sha256):
         raise LaconicError(
-            f"{path} was begun with another {simulation.method.name} than there is now; delete it to begin "
+            f"{path} was begun with another {simulation.method.name} than there is now; delete it "
+            "to begin "
             f"{meta['label']} anew."
         )
     empty = jax.ShapeDtypeStruct((seeds, len(meta["evaluated_at"])), np.float32)
@@ -283,12 +322,17 @@ def _save(place: _Place, method: Method, state: Any, history: _History) -> None:
         "finite": history.finite.tolist(),
         "seconds": history.seconds,
     }
-    checkpoint.save(place.path, {"state": state, "train": history.train, "heldout": history.heldout}, meta)
+    checkpoint.save(
+        place.path, {"state": state, "train": history.train, "heldout": history.heldout}, meta
+    )
 
 
 def _exact(curves: np.ndarray) -> list[list[float | None]]:
     """float32 numbers in the fewest digits that read back to the same bits; null where not finite."""
-    return [[float(str(x)) if np.isfinite(x) else None for x in row] for row in curves.astype(np.float32)]
+    return [
+        [float(str(x)) if np.isfinite(x) else None for x in row]
+        for row in curves.astype(np.float32)
+    ]
 
 
 def _digest(tree: Any) -> str:

@@ -1,7 +1,7 @@
 """Families of a sweep: a client and an outer optimizer from traced numbers.
 
-An outer optimizer whose registry line gives it a row is one by itself, and so is a learned one, published or from a
-file; others are a function and a line here.
+An outer optimizer whose registry line gives it a row is one by itself, and so is a learned one,
+published or from a file; others are a function and a line here.
 """
 
 import inspect
@@ -42,12 +42,28 @@ def local_sgd(task: Task, gamma: Number, clip: Number = None, decay: Number = No
     return local_client(task, worker(gamma, clip, decay)), OUTER["average"].make()
 
 
-def slowmo(task: Task, gamma: Number, alpha: Number, beta: Number, clip: Number = None, decay: Number = None) -> Parts:
+def slowmo(
+    task: Task,
+    gamma: Number,
+    alpha: Number,
+    beta: Number,
+    clip: Number = None,
+    decay: Number = None,
+) -> Parts:
     """Wang et al. (2019)."""
-    return local_client(task, worker(gamma, clip, decay)), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
+    return local_client(task, worker(gamma, clip, decay)), OUTER["slowmo"].make(
+        gamma=gamma, alpha=alpha, beta=beta
+    )
 
 
-def diloco(task: Task, gamma: Number, lr: Number, momentum: Number, clip: Number = None, decay: Number = None) -> Parts:
+def diloco(
+    task: Task,
+    gamma: Number,
+    lr: Number,
+    momentum: Number,
+    clip: Number = None,
+    decay: Number = None,
+) -> Parts:
     """Douillard et al. (2024)."""
     adamw = chained("adamw", gamma, weight_decay=decay, clip=clip)
     return local_client(task, adamw), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
@@ -63,12 +79,16 @@ def synchronous_adam(task: Task, alpha: Number) -> Parts:
     return gradient_client(task), from_optax(optax.adam(alpha))
 
 
-def fedavgm(task: Task, gamma: Number, eta: Number, beta: Number, clip: Number = None, decay: Number = None) -> Parts:
+def fedavgm(
+    task: Task, gamma: Number, eta: Number, beta: Number, clip: Number = None, decay: Number = None
+) -> Parts:
     """Hsu et al. (2019)."""
     return local_client(task, worker(gamma, clip, decay)), OUTER["fedavgm"].make(eta=eta, beta=beta)
 
 
-def fedprox(task: Task, gamma: Number, mu: Number, clip: Number = None, decay: Number = None) -> Parts:
+def fedprox(
+    task: Task, gamma: Number, mu: Number, clip: Number = None, decay: Number = None
+) -> Parts:
     """Li et al. (2020)."""
     return proximal_client(task, worker(gamma, clip, decay), mu), OUTER["average"].make()
 
@@ -81,7 +101,9 @@ def scaffold(task: Task, gamma: Number, clip: Number = None, decay: Number = Non
 def _adaptive(name: str) -> Callable[..., Parts]:
     """Reddi et al. (2020), with their own constants but for the two rates."""
 
-    def make(task: Task, gamma: Number, eta: Number, clip: Number = None, decay: Number = None) -> Parts:
+    def make(
+        task: Task, gamma: Number, eta: Number, clip: Number = None, decay: Number = None
+    ) -> Parts:
         return local_client(task, worker(gamma, clip, decay)), OUTER[name].make(eta=eta)
 
     return make
@@ -122,8 +144,15 @@ def _learned(method: str, task: Task, numbers: Mapping[str, Number]) -> Parts:
     """Its workers are those it was meta-trained with, but for what a point names."""
     found = load(method)
     local = found.recommended_local
-    rate = optax.cosine_decay_schedule(numbers["gamma"], local.decay_steps) if local.decay_steps else numbers["gamma"]
-    clip, decay = numbers.get("clip", local.clip or None), numbers.get("decay", local.weight_decay or None)
+    rate = (
+        optax.cosine_decay_schedule(numbers["gamma"], local.decay_steps)
+        if local.decay_steps
+        else numbers["gamma"]
+    )
+    clip, decay = (
+        numbers.get("clip", local.clip or None),
+        numbers.get("decay", local.weight_decay or None),
+    )
     client = local_client(task, chained(local.name, rate, weight_decay=decay, clip=clip))
     return client, found.outer(numbers["scale"], numbers["weight_decay"])
 
@@ -142,9 +171,20 @@ def parts_of(method: str, task: Task, numbers: Mapping[str, Number]) -> Parts:
 def names_of(method: str) -> tuple[str, ...]:
     """The hyper-parameters that every point of a family has, in the order of its function."""
     if method in FAMILIES:
-        return tuple(name for name in inspect.signature(FAMILIES[method]).parameters if name not in ("task", *WORKERS))
+        return tuple(
+            name
+            for name in inspect.signature(FAMILIES[method]).parameters
+            if name not in ("task", *WORKERS)
+        )
     if method in own_names():
-        return ("gamma", *(name for name, default in OUTER[method].options.items() if isinstance(default, float)))
+        return (
+            "gamma",
+            *(
+                name
+                for name, default in OUTER[method].options.items()
+                if isinstance(default, float)
+            ),
+        )
     if is_learned(method):
         return LEARNED
     raise unknown("method of a sweep", method, [*FAMILIES, *own_names(), *published()])
@@ -168,7 +208,8 @@ def check_number(method: str, name: str, value: float) -> None:
 
 
 def check_point(method: str, point: Numbers) -> None:
-    """Raise unless the point has every hyper-parameter of the family, no other, and each in its range."""
+    """Raise unless the point has every hyper-parameter of the family, no other, and each in its
+    range."""
     names = names_of(method)
     known = (*names, *WORKERS) if "gamma" in names else names
     for name, value in point.items():
@@ -177,20 +218,26 @@ def check_point(method: str, point: Numbers) -> None:
         check_number(method, name, value)
     missing = [name for name in names if name not in point]
     if missing:
-        raise LaconicError(f"{method} has the hyper-parameters {', '.join(names)}: give {', '.join(missing)} too.")
+        raise LaconicError(
+            f"{method} has the hyper-parameters {', '.join(names)}: give {', '.join(missing)} too."
+        )
 
 
 def check_points(method: str, points: Sequence[Numbers]) -> None:
-    """Raise unless every point is sound and all name the same hyper-parameters, as one program serves them all."""
+    """Raise unless every point is sound and all name the same hyper-parameters, as one program
+    serves them all."""
     for point in points:
         check_point(method, point)
     kinds = {named_in(method, point) for point in points}
     if len(kinds) > 1:
         told = " and ".join(sorted(", ".join(kind) for kind in kinds))
-        raise LaconicError(f"{method}: some points give {told}; give all of them the same hyper-parameters.")
+        raise LaconicError(
+            f"{method}: some points give {told}; give all of them the same hyper-parameters."
+        )
 
 
 def spec_of(method: str, point: Numbers, compress: str = DENSE.name) -> str:
-    """The point as `laconic compare` would be told it, in full precision; that messages are dense is not said."""
+    """The point as `laconic compare` would be told it, in full precision; that messages are dense
+    is not said."""
     numbers = [f"{name}={float(point[name])!r}" for name in named_in(method, point)]
     return f"{method}:{','.join([*numbers, *([f'compress={compress}'] if compress != DENSE.name else [])])}"

@@ -1,7 +1,8 @@
 """Drawing the panels of a comparison, and writing them as PNG and SVG.
 
-Matplotlib is imported on first use and only as Figure objects, so nothing global changes. Nothing is ever drawn
-outside its axes, which is why no artist is clipped: inside a page the SVG then needs no references among its parts.
+Matplotlib is imported on first use and only as Figure objects, so nothing global changes. Nothing
+is ever drawn outside its axes, which is why no artist is clipped: inside a page the SVG then needs
+no references among its parts.
 """
 
 import io
@@ -45,7 +46,9 @@ RC = {
     "path.simplify_threshold": 0.25,  # of a point: long runs keep their shape in fewer of them
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
     "svg.hashsalt": "laconic",  # the same records give the same bytes
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
+    ),
 }
 
 
@@ -60,7 +63,8 @@ def loss_against_bits_figure(records: Sequence[Record]) -> "Figure":
 
 
 def panel_figure(panel: Panel) -> "Figure":
-    """One panel alone on no background, without title or legend, at a size that still reads on a phone."""
+    """One panel alone on no background, without title or legend, at a size that still reads on a
+    phone."""
     from matplotlib.figure import Figure
 
     with our_style():
@@ -90,16 +94,19 @@ def svg_bytes(figure: "Figure") -> bytes:
     return _saved(figure, "svg", {"Date": None, "Creator": None, "Format": None, "Type": None})
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 @contextmanager
 def our_style() -> Iterator[None]:
-    """Our settings on top of matplotlib's own defaults, whatever the user has configured; undone on the way out."""
+    """Our settings on top of matplotlib's own defaults, whatever the user has configured; undone on
+    the way out."""
     import matplotlib.style
 
     with matplotlib.style.context(["default", RC]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a label may be in any script
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # a label may be in any script
         yield
 
 
@@ -114,12 +121,16 @@ def _figure(records: Sequence[Record], shown: Sequence[Panel]) -> "Figure":
     from matplotlib.figure import Figure
 
     labels = [legend_label(method) for method in of_kind(records, "method")]
-    entries = [(_line_options(style), label) for style, label in zip(styles(records), labels, strict=True)]
+    entries = [
+        (_line_options(style), label) for style, label in zip(styles(records), labels, strict=True)
+    ]
     target = shown[0].target
     if target is not None:
         entries.append((TARGET_LINE, f"target {number(target)}"))
     width = 4.6 * len(shown)
-    columns = max(1, min(len(entries), int(width * 72 / (48 + 5.6 * max(len(label) for _, label in entries)))))
+    columns = max(
+        1, min(len(entries), int(width * 72 / (48 + 5.6 * max(len(label) for _, label in entries))))
+    )
     with our_style():
         height = 3.7 + 0.2 * math.ceil(len(entries) / columns)
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -131,13 +142,23 @@ def _figure(records: Sequence[Record], shown: Sequence[Panel]) -> "Figure":
     return figure
 
 
-def _add_legend(figure: "Figure", entries: Sequence[tuple[dict[str, Any], str]], columns: int) -> None:
+def _add_legend(
+    figure: "Figure", entries: Sequence[tuple[dict[str, Any], str]], columns: int
+) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **options) for options, _ in entries]
-    names = [str(i) for i in range(len(entries))]  # stand-ins: a legend drops a label such as "_x" and parses "$x$"
+    names = [
+        str(i) for i in range(len(entries))
+    ]  # stand-ins: a legend drops a label such as "_x" and parses "$x$"
     legend = figure.legend(
-        handles, names, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.6, columnspacing=1.8
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handlelength=3.6,
+        columnspacing=1.8,
     )
     for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
         text.set_parse_math(False)
@@ -146,17 +167,25 @@ def _add_legend(figure: "Figure", entries: Sequence[tuple[dict[str, Any], str]],
 
 def _line_options(style: Style) -> dict[str, Any]:
     line = (0, style.dashes) if style.dashes else "-"
-    return {"color": style.colour, "linewidth": 1.7, "linestyle": line, "marker": style.marker, "markersize": 4}
+    return {
+        "color": style.colour,
+        "linewidth": 1.7,
+        "linestyle": line,
+        "marker": style.marker,
+        "markersize": 4,
+    }
 
 
-# --- axes -------------------------------------------------------------------------------------------------------------
+# --- axes -----------------------------------------------------------------------------------------
 
 
 def _draw(ax: "Axes", panel: Panel) -> None:
     bottom, top, log_y = _limits(panel)
     for i, curve in enumerate(panel.curves):
         _draw_curve(ax, curve, f"{panel.name}-method-{i}", bottom, top)
-    drawn = np.concatenate([curve.x[np.isfinite(curve.y)] for curve in panel.curves] or [np.ones(1)])
+    drawn = np.concatenate(
+        [curve.x[np.isfinite(curve.y)] for curve in panel.curves] or [np.ones(1)]
+    )
     left, right = (float(drawn.min()), float(drawn.max())) if drawn.size else (1.0, 10.0)
     if panel.log_x:
         ax.set_xscale("log")
@@ -186,22 +215,35 @@ def _draw_curve(ax: "Axes", curve: Curve, name: str, bottom: float, top: float) 
     if curve.diverged:
         breaks = np.flatnonzero(np.diff(finite) > 1)
         end = finite[breaks[0] if breaks.size else -1]
-        options = {"color": curve.style.colour, "marker": "x", "markersize": 7, "markeredgewidth": 2}
+        options = {
+            "color": curve.style.colour,
+            "marker": "x",
+            "markersize": 7,
+            "markeredgewidth": 2,
+        }
         ax.plot(curve.x[end], y[end], **options, clip_on=False, zorder=4)[0].set_gid(f"{name}-end")
 
 
 def _draw_band(ax: "Axes", curve: Curve, finite: np.ndarray, bottom: float, top: float) -> None:
-    """Mean ± standard error, at up to 300 of the points: a band needs no more, and the file stays small."""
+    """Mean ± standard error, at up to 300 of the points: a band needs no more, and the file stays
+    small."""
     first, last = finite[0] + 1, finite[-1] + 1
-    chosen = np.r_[np.linspace(first, last, 150), np.geomspace(first, last, 150)].round().astype(int) - 1
-    spread = (curve.error[finite] > 0).any()  # where seeds agree for once the band is thin, not gone; one seed has none
+    chosen = (
+        np.r_[np.linspace(first, last, 150), np.geomspace(first, last, 150)].round().astype(int) - 1
+    )
+    spread = (
+        curve.error[finite] > 0
+    ).any()  # where seeds agree for once the band is thin, not gone; one seed has none
     at = np.intersect1d(chosen, finite[curve.error[finite] >= 0] if spread else finite[:0])
     low, high = (np.clip(curve.y[at] + sign * curve.error[at], bottom, top) for sign in (-1, 1))
-    ax.fill_between(curve.x[at], low, high, color=curve.style.colour, alpha=0.16, linewidth=0, clip_on=False)
+    ax.fill_between(
+        curve.x[at], low, high, color=curve.style.colour, alpha=0.16, linewidth=0, clip_on=False
+    )
 
 
 def _limits(panel: Panel) -> tuple[float, float, bool]:
-    """(bottom, top, whether the axis is a log one): all finite values and the target, but no loss above a ceiling."""
+    """(bottom, top, whether the axis is a log one): all finite values and the target, but no loss
+    above a ceiling."""
     finite = [curve.y[np.isfinite(curve.y)] for curve in panel.curves]
     starts = [values[0] for values in finite if values.size]
     if not starts:
@@ -211,7 +253,9 @@ def _limits(panel: Panel) -> tuple[float, float, bool]:
     if panel.log_y:
         shown = shown[shown <= start + (CEILING - 1) * max(abs(start), start - shown.min())]
     low, high = float(shown.min()), float(shown.max())
-    if panel.target is not None and (not log_y or panel.target > low / 10):  # a far one would squash the curves
+    if panel.target is not None and (
+        not log_y or panel.target > low / 10
+    ):  # a far one would squash the curves
         low = min(low, panel.target)
     if log_y:
         margin = max(high / low, 1.1) ** 0.04
@@ -223,11 +267,16 @@ def _limits(panel: Panel) -> tuple[float, float, bool]:
 def _label_axes(ax: "Axes", panel: Panel, log_y: bool) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    for axis, log, limits in ((ax.xaxis, panel.log_x, ax.get_xlim()), (ax.yaxis, log_y, ax.get_ylim())):
+    for axis, log, limits in (
+        (ax.xaxis, panel.log_x, ax.get_xlim()),
+        (ax.yaxis, log_y, ax.get_ylim()),
+    ):
         if log:
             axis.set_major_locator(FixedLocator(round_values(*limits, most=6)))
             axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"e([+-])0?", r"e\1", f"{value:g}")))
+            axis.set_major_formatter(
+                FuncFormatter(lambda value, _: re.sub(r"e([+-])0?", r"e\1", f"{value:g}"))
+            )
     ax.set_xlabel(panel.x_label, parse_math=False)
     ax.set_ylabel(panel.y_label)
     ax.grid(color=GRID, linewidth=0.7, clip_on=False)

@@ -13,7 +13,11 @@ EVALUATION_BATCH = 250
 
 def all_finite(tree: Any) -> jax.Array:
     """Whether every number in a tree is finite."""
-    flags = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    flags = [
+        jnp.all(jnp.isfinite(x))
+        for x in jax.tree.leaves(tree)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
     return jnp.all(jnp.stack(flags))
 
 

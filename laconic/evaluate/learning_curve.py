@@ -8,7 +8,8 @@ import numpy as np
 
 
 def history(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Meta-loss and gradient norm of every outer step, [steps, tasks]; what was written again counts last."""
+    """Meta-loss and gradient norm of every outer step, [steps, tasks]; what was written again
+    counts last."""
     progress = [r for r in records if r["kind"] == "progress"]
     steps = max((r["end"] for r in progress), default=0)
     tasks = len(progress[0]["loss"][0]) if progress else 1

@@ -16,8 +16,11 @@ def out_of_memory(error: Exception) -> bool:
     return SIGN in str(error)
 
 
-def in_parts(run: Callable[[int], Found], at_once: int, note: Callable[[int], None], refusal: str) -> Found:
-    """`run(at_once)`, again with about half as many whenever memory is too small; `note` is told how many these are.
+def in_parts(
+    run: Callable[[int], Found], at_once: int, note: Callable[[int], None], refusal: str
+) -> Found:
+    """`run(at_once)`, again with about half as many whenever memory is too small; `note` is told
+    how many these are.
 
     Where one is too many already, the error is `refusal` and what to do about it.
     """
@@ -28,6 +31,8 @@ def in_parts(run: Callable[[int], Found], at_once: int, note: Callable[[int], No
             if not out_of_memory(error):
                 raise
         if at_once == 1:
-            raise LaconicError(f"{refusal}, or a task's options that save memory, such as compute=bf16.")
+            raise LaconicError(
+                f"{refusal}, or a task's options that save memory, such as compute=bf16."
+            )
         at_once = -(-at_once // 2)
         note(at_once)

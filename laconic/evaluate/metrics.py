@@ -1,20 +1,22 @@
 """Every published metric, defined once. Pure NumPy, in float64.
 
-Legend: S seeds, T rounds. A *curve* [T] holds the train loss of rounds 1 … T; *curves* [S, T] hold one curve a seed.
+Legend: S seeds, T rounds. A *curve* [T] holds the train loss of rounds 1 … T; *curves* [S, T] hold
+one curve a seed.
 
 - mean curve        the mean over seeds at each round; non-finite wherever any seed is, so a run with one diverged
                     seed counts as diverged from there on.
 - smoothed curve    trailing mean over the last 10 rounds, given to the round at the window's end; undefined (NaN) for
                     the first 9. A curve shorter than the window has one window: all of it.
-- rounds to a loss  the first round (1-based) whose smoothed mean curve is finite and at most the target; None if none.
+- rounds to a loss  the first round (1-based) whose smoothed mean curve is finite and at most the
+  target; None if none.
 - minimum loss      the least finite value of the smoothed mean curve.
 - speedup of x      rounds the reference (local SGD) needs to reach its own minimum loss ÷ rounds x needs to reach that
                     same loss; None ("–") when x never does.
 - error of speedup  jackknife over seeds, see `speedup_error`.
 - bits to a loss    rounds to that loss × the bits each round moves.
 - final loss        the mean over seeds of each seed's last smoothed value.
-- mean over rounds  the mean over seeds of each seed's mean over the looks at held-out data in a span of rounds, and the
-                    standard error over seeds of it.
+- mean over rounds  the mean over seeds of each seed's mean over the looks at held-out data in a
+                    span of rounds, and the standard error over seeds of it.
 """
 
 import math
@@ -28,16 +30,21 @@ WINDOW = 10
 
 
 def smoothed(curve_T: ArrayLike, window: int = WINDOW) -> np.ndarray:
-    """The trailing mean [T] over `window` rounds (all T if fewer); NaN where the window is not full."""
+    """The trailing mean [T] over `window` rounds (all T if fewer); NaN where the window is not
+    full."""
     values_T = _numbers(curve_T)
     if values_T.ndim != 1 or values_T.size == 0:
-        raise LaconicError(f"a loss curve must be a non-empty vector of rounds, got shape {values_T.shape}.")
+        raise LaconicError(
+            f"a loss curve must be a non-empty vector of rounds, got shape {values_T.shape}."
+        )
     if window < 1:
         raise LaconicError(f"the smoothing window must be at least 1 round, got {window}.")
     window = min(window, values_T.size)
     result_T = np.full(values_T.size, np.nan)
     with np.errstate(invalid="ignore", over="ignore"):  # diverged runs: inf − inf is NaN, as wanted
-        result_T[window - 1 :] = np.lib.stride_tricks.sliding_window_view(values_T, window).mean(axis=1)
+        result_T[window - 1 :] = np.lib.stride_tricks.sliding_window_view(values_T, window).mean(
+            axis=1
+        )
     return result_T
 
 
@@ -58,7 +65,8 @@ def standard_error(curves_ST: ArrayLike) -> np.ndarray:
 
 
 def rounds_to_loss(curves_ST: ArrayLike, target: float) -> int | None:
-    """The first round, from 1, at which the smoothed mean curve is at most `target`; None if it never is."""
+    """The first round, from 1, at which the smoothed mean curve is at most `target`; None if it
+    never is."""
     smooth_T = smoothed(mean_curve(curves_ST))
     reached_T = np.isfinite(smooth_T) & (smooth_T <= target)
     return int(np.argmax(reached_T)) + 1 if reached_T.any() else None
@@ -72,7 +80,8 @@ def minimum_loss(curves_ST: ArrayLike) -> float:
 
 
 def speedup(reference_ST: ArrayLike, curves_ST: ArrayLike) -> float | None:
-    """Rounds the reference needs to reach its minimum loss ÷ rounds `curves_ST` needs to reach the same loss."""
+    """Rounds the reference needs to reach its minimum loss ÷ rounds `curves_ST` needs to reach the
+    same loss."""
     target = minimum_loss(reference_ST)
     ours, theirs = rounds_to_loss(curves_ST, target), rounds_to_loss(reference_ST, target)
     return None if ours is None or theirs is None else theirs / ours
@@ -81,20 +90,25 @@ def speedup(reference_ST: ArrayLike, curves_ST: ArrayLike) -> float | None:
 def speedup_error(reference_ST: ArrayLike, curves_ST: ArrayLike) -> float | None:
     """The jackknife standard error of `speedup` over seeds.
 
-    A single seed's ratio is undefined when that seed never reaches the loss, so ratios of mean curves are resampled:
-    with r_i the speedup when seed i is left out of both sides (row i of both is the same seed), the error is
-    √((S−1)/S · Σ_i (r_i − r̄)²). None for fewer than 2 seeds, or when some r_i is undefined.
+    A single seed's ratio is undefined when that seed never reaches the loss, so ratios of mean
+    curves are resampled: with r_i the speedup when seed i is left out of both sides (row i of both
+    is the same seed), the error is √((S−1)/S · Σ_i (r_i − r̄)²). None for fewer than 2 seeds, or
+    when some r_i is undefined.
     """
     reference_ST, curves_ST = checked_curves(reference_ST), checked_curves(curves_ST)
     S = len(curves_ST)
     if len(reference_ST) != S:
         raise LaconicError(
-            f"the reference has {len(reference_ST)} seeds and the other {S}: the error of a speedup leaves the same "
+            f"the reference has {len(reference_ST)} seeds and the other {S}: the error of a "
+            "speedup leaves the same "
             "seed out of both, so run both with the same seeds."
         )
     if S < 2:
         return None
-    ratios = [speedup(np.delete(reference_ST, i, axis=0), np.delete(curves_ST, i, axis=0)) for i in range(S)]
+    ratios = [
+        speedup(np.delete(reference_ST, i, axis=0), np.delete(curves_ST, i, axis=0))
+        for i in range(S)
+    ]
     known = [ratio for ratio in ratios if ratio is not None]
     if len(known) < S:
         return None
@@ -118,7 +132,8 @@ def final_loss(curves_ST: ArrayLike) -> float:
 def mean_over_rounds(
     values_SE: ArrayLike, evaluated_at: ArrayLike, first: int, last: int
 ) -> tuple[float, float] | tuple[None, None]:
-    """A held-out metric over rounds `first` to `last` → (mean, standard error over seeds); None if nobody looked."""
+    """A held-out metric over rounds `first` to `last` → (mean, standard error over seeds); None if
+    nobody looked."""
     values_SE, at_E = checked_curves(values_SE), np.asarray(evaluated_at)
     inside_E = (at_E >= first) & (at_E <= last)
     if not inside_E.any():
@@ -137,7 +152,8 @@ def checked_curves(curves_ST: ArrayLike) -> np.ndarray:
     values_ST = _numbers(curves_ST)
     if values_ST.ndim != 2 or values_ST.size == 0:
         raise LaconicError(
-            f"loss curves must be [seeds, rounds] with at least one of each, got shape {values_ST.shape}; "
+            "loss curves must be [seeds, rounds] with at least one of each, got shape "
+            f"{values_ST.shape}; "
             "give a single run as curve[None, :]."
         )
     return values_ST
@@ -147,4 +163,6 @@ def _numbers(values: ArrayLike) -> np.ndarray:
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise LaconicError(f"loss curves must be numbers, with one length for all seeds: {error}.") from error
+        raise LaconicError(
+            f"loss curves must be numbers, with one length for all seeds: {error}."
+        ) from error

@@ -1,4 +1,5 @@
-"""What a comparison comes to: the row of every method, from its record and the definitions in `metrics`."""
+"""What a comparison comes to: the row of every method, from its record and the definitions in
+`metrics`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,21 +27,32 @@ def summarise(
 
 
 def reference_of(methods: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Local SGD (or FedAvg, its other name) with dense messages, the yardstick; of several the lowest loss."""
-    plain = [r for r in methods if r["method"] in ("local-sgd", "fedavg") and r["compressor"] == "dense"]
+    """Local SGD (or FedAvg, its other name) with dense messages, the yardstick; of several the
+    lowest loss."""
+    plain = [
+        r for r in methods if r["method"] in ("local-sgd", "fedavg") and r["compressor"] == "dense"
+    ]
     candidates = [r for r in plain if not any(r["diverged"])]
     return min(candidates, key=lambda r: metrics.minimum_loss(curves_of(r)), default=None)
 
 
-def _row(record: dict[str, Any], reference: Any, target: float | None, link: Link | None) -> dict[str, Any]:
+def _row(
+    record: dict[str, Any], reference: Any, target: float | None, link: Link | None
+) -> dict[str, Any]:
     curves = curves_of(record)
-    last = {name: np.array(values, dtype=float)[:, -1] for name, values in record["heldout"].items()}
-    last = {} if any(record["diverged"]) else last  # the mean would be over weights that are no longer numbers
+    last = {
+        name: np.array(values, dtype=float)[:, -1] for name, values in record["heldout"].items()
+    }
+    last = (
+        {} if any(record["diverged"]) else last
+    )  # the mean would be over weights that are no longer numbers
     rounds = None if target is None else metrics.rounds_to_loss(curves, target)
     traffic = Traffic(**record["traffic"])
     seconds = None
     if rounds is not None and link is not None and record["step_seconds"] is not None:
-        seconds = seconds_to_loss(rounds, link, traffic, record["local_steps"], record["step_seconds"])
+        seconds = seconds_to_loss(
+            rounds, link, traffic, record["local_steps"], record["step_seconds"]
+        )
     return {
         "label": record["label"],
         "final_train": metrics.final_loss(curves),
@@ -49,7 +61,9 @@ def _row(record: dict[str, Any], reference: Any, target: float | None, link: Lin
         "test_accuracy": _mean(last.get("accuracy")),
         "rounds_to_target": rounds,
         "speedup": None if reference is None else metrics.speedup(curves_of(reference), curves),
-        "speedup_error": None if reference is None else metrics.speedup_error(curves_of(reference), curves),
+        "speedup_error": None
+        if reference is None
+        else metrics.speedup_error(curves_of(reference), curves),
         "sent_megabytes": traffic.sent_bits * curves.shape[1] / 8e6,
         "received_megabytes": traffic.received_bits * curves.shape[1] / 8e6,
         "seconds_to_target": seconds,

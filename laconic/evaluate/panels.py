@@ -1,4 +1,5 @@
-"""What the figures of a comparison show, as numbers from its records: loss over rounds, seconds and megabytes.
+"""What the figures of a comparison show, as numbers from its records: loss over rounds, seconds and
+megabytes.
 
 Legend: S seeds, T rounds, E looks at the test set.
 """
@@ -15,15 +16,21 @@ from laconic.evaluate.timing import Traffic, parse_link, round_seconds
 
 Record = dict[str, Any]
 
-# Okabe and Ito's colours, the strong ones first; their yellow is left out (invisible on white) and black is kept for
-# the reference. Dashes and markers tell the same lines apart in greyscale: 24 pairs.
+# Okabe and Ito's colours, the strong ones first; their yellow is left out (invisible on white) and
+# black is kept for the reference. Dashes and markers tell the same lines apart in greyscale: 24
+# pairs.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ((), (5, 1.6), (5, 1.6, 1.2, 1.6), (1.8, 1.4), (9, 2.4), (5, 1.6, 1.2, 1.6, 1.2, 1.6))
 MARKERS = ("", "o", "s", "^")
 INK, GRID = "#1b1e23", "#dfe2e7"
 LONGEST = 44  # characters of a label in a legend
 # in a page these four follow its light or dark theme
-THEMED = {INK: "currentColor", GRID: "var(--line)", COLOURS[0]: "var(--blue)", COLOURS[5]: "var(--sky)"}
+THEMED = {
+    INK: "currentColor",
+    GRID: "var(--line)",
+    COLOURS[0]: "var(--blue)",
+    COLOURS[5]: "var(--sky)",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One axes: what it shows in words, its labels and scales, and a curve for each method that has one."""
+    """One axes: what it shows in words, its labels and scales, and a curve for each method that has
+    one."""
 
     name: str
     title: str
@@ -74,14 +82,17 @@ def of_kind(records: Sequence[Record], kind: str) -> list[Record]:
 
 
 def styles(records: Sequence[Record]) -> list[Style]:
-    """One style a method: the reference in black, the others in colours; dashes and markers all differ."""
+    """One style a method: the reference in black, the others in colours; dashes and markers all
+    differ."""
     reference = next((s["reference"] for s in of_kind(records, "summary")), None)
     result, used = [], 0
     for i, method in enumerate(of_kind(records, "method")):
         is_reference = method["label"] == reference
         colour = INK if is_reference else COLOURS[used % len(COLOURS)]
         used += not is_reference
-        result.append(Style(colour, DASHES[i % len(DASHES)], MARKERS[i // len(DASHES) % len(MARKERS)]))
+        result.append(
+            Style(colour, DASHES[i % len(DASHES)], MARKERS[i // len(DASHES) % len(MARKERS)])
+        )
     return result
 
 
@@ -90,7 +101,9 @@ def legend_label(method: Record) -> str:
     label, seeds = drawable(method["label"]), len(method["diverged"])
     label = label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
     bad = sum(method["diverged"])
-    return label + (f" (diverged: {bad} of {seeds} seeds)" if 0 < bad < seeds else " (diverged)" if bad else "")
+    return label + (
+        f" (diverged: {bad} of {seeds} seeds)" if 0 < bad < seeds else " (diverged)" if bad else ""
+    )
 
 
 def drawable(label: str) -> str:
@@ -99,7 +112,8 @@ def drawable(label: str) -> str:
 
 
 def panels(records: Sequence[Record]) -> list[Panel]:
-    """Train loss against rounds, what was held out, and, where a link is given, train loss against seconds on it."""
+    """Train loss against rounds, what was held out, and, where a link is given, train loss against
+    seconds on it."""
     found = [rounds_panel(records), heldout_panel(records), seconds_panel(records)]
     return [panel for panel in found if panel is not None]
 
@@ -107,7 +121,9 @@ def panels(records: Sequence[Record]) -> list[Panel]:
 def rounds_panel(records: Sequence[Record]) -> Panel:
     """Smoothed train loss against communication rounds."""
     ones = [1.0 for _ in of_kind(records, "method")]
-    return _train_panel(records, ("rounds", "Training loss", "communication rounds"), ones, log_x=False)
+    return _train_panel(
+        records, ("rounds", "Training loss", "communication rounds"), ones, log_x=False
+    )
 
 
 def seconds_panel(records: Sequence[Record]) -> Panel | None:
@@ -120,7 +136,8 @@ def seconds_panel(records: Sequence[Record]) -> Panel | None:
 
 
 def bits_panel(records: Sequence[Record]) -> Panel:
-    """Smoothed train loss against megabytes sent; methods that send nothing have no place on its log axis."""
+    """Smoothed train loss against megabytes sent; methods that send nothing have no place on its
+    log axis."""
     megabytes = [method["traffic"]["sent_bits"] / 8e6 for method in of_kind(records, "method")]
     words = ("bits", "Training loss over traffic", "megabytes sent per worker")
     return _train_panel(records, words, megabytes, log_x=True)
@@ -142,20 +159,42 @@ def heldout_panel(records: Sequence[Record]) -> Panel | None:
             alive_E = np.array([not broken_T[:at].any() for at in at_E])
             y_E = np.where(alive_E, metrics.mean_curve(values_SE), np.nan)
             error_E = metrics.standard_error(values_SE)
-            curves.append(Curve(method["label"], style, at_E.astype(float), y_E, error_E, any(method["diverged"])))
+            curves.append(
+                Curve(
+                    method["label"],
+                    style,
+                    at_E.astype(float),
+                    y_E,
+                    error_E,
+                    any(method["diverged"]),
+                )
+            )
     y_label = "test accuracy, %" if key == "accuracy" else "test loss"
-    return Panel("heldout", f"Test {key}", "communication rounds", y_label, tuple(curves), log_y=key == "loss")
+    return Panel(
+        "heldout",
+        f"Test {key}",
+        "communication rounds",
+        y_label,
+        tuple(curves),
+        log_y=key == "loss",
+    )
 
 
 def _train_panel(
-    records: Sequence[Record], words: tuple[str, str, str], per_round: Sequence[float | None], log_x: bool
+    records: Sequence[Record],
+    words: tuple[str, str, str],
+    per_round: Sequence[float | None],
+    log_x: bool,
 ) -> Panel:
     """Smoothed loss at rounds × `per_round`, for the methods where that is neither 0 nor None.
 
-    The band is the standard error over seeds of each seed's smoothed curve, like the error of the final loss.
+    The band is the standard error over seeds of each seed's smoothed curve, like the error of the
+    final loss.
     """
     curves, window = [], 1
-    for method, style, cost in zip(of_kind(records, "method"), styles(records), per_round, strict=True):
+    for method, style, cost in zip(
+        of_kind(records, "method"), styles(records), per_round, strict=True
+    ):
         curves_ST = metrics.checked_curves(method["train"])
         window = max(window, min(metrics.WINDOW, curves_ST.shape[1]))
         if cost:
@@ -164,7 +203,13 @@ def _train_panel(
             x_T = np.arange(1, y_T.size + 1) * cost
             curves.append(Curve(method["label"], style, x_T, y_T, error_T, any(method["diverged"])))
     target = next((s["target_loss"] for s in of_kind(records, "summary")), None)
-    return Panel(*words, f"train loss (trailing {window}-round mean)", tuple(curves), log_x=log_x, target=target)
+    return Panel(
+        *words,
+        f"train loss (trailing {window}-round mean)",
+        tuple(curves),
+        log_x=log_x,
+        target=target,
+    )
 
 
 def traffic_differs(records: Sequence[Record]) -> bool:
@@ -185,14 +230,20 @@ def seconds_per_round(records: Sequence[Record]) -> list[float | None]:
 
 
 def round_values(low: float, high: float, most: int) -> list[float]:
-    """Up to `most` round numbers in [low, high], both positive, ascending: the finest pattern that fits."""
+    """Up to `most` round numbers in [low, high], both positive, ascending: the finest pattern that
+    fits."""
     fine = [np.arange(100, 1000, step) / 100 for step in (1, 2, 5, 10, 20, 50, 100)]
     patterns = [(mantissas, 1) for mantissas in [*fine, (1, 2, 3, 5, 7), (1, 2, 5), (1, 3)]]
     patterns += [((1,), every) for every in range(1, 700)]
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     values: list[float] = []
     for mantissas, every in patterns:
-        candidates = (float(f"{m:.3g}e{decade}") for decade in decades if decade % every == 0 for m in mantissas)
+        candidates = (
+            float(f"{m:.3g}e{decade}")
+            for decade in decades
+            if decade % every == 0
+            for m in mantissas
+        )
         values = [value for value in candidates if low <= value <= high]
         if len(values) <= most:
             break

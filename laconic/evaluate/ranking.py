@@ -39,11 +39,14 @@ class Rule:
         if self.target_loss is not None and not math.isfinite(self.target_loss):
             raise LaconicError(f"the target loss must be finite, got {self.target_loss}.")
         if self.by == "rounds" and self.target_loss is None:
-            raise LaconicError("ranking by rounds needs a target loss: the train loss to count the rounds to.")
+            raise LaconicError(
+                "ranking by rounds needs a target loss: the train loss to count the rounds to."
+            )
 
 
 def ranked(points: Sequence[Record], by: str) -> list[Record]:
-    """The records of points, best first. A diverged one comes after all others, however low it once was."""
+    """The records of points, best first. A diverged one comes after all others, however low it once
+    was."""
 
     def key(point: Record) -> tuple[Any, ...]:
         value, minimum = RULES[by](point), point["minimum"]
@@ -54,20 +57,26 @@ def ranked(points: Sequence[Record], by: str) -> list[Record]:
 
 
 def kept_rounds(rounds: int) -> np.ndarray:
-    """The rounds, from 1, whose smoothed mean loss a record keeps: every 10th, at most 100 of them, and the last."""
+    """The rounds, from 1, whose smoothed mean loss a record keeps: every 10th, at most 100 of them,
+    and the last."""
     every = max(metrics.WINDOW, -(-rounds // CURVE_VALUES))
     return np.unique([*range(every, rounds + 1, every), rounds])
 
 
-def point_record(curves_ST: np.ndarray, finite_S: np.ndarray, valid: Mapping[str, np.ndarray], rule: Rule) -> Record:
-    """What is kept of a point: its thinned curve, what it may be ranked by, and which seeds diverged."""
+def point_record(
+    curves_ST: np.ndarray, finite_S: np.ndarray, valid: Mapping[str, np.ndarray], rule: Rule
+) -> Record:
+    """What is kept of a point: its thinned curve, what it may be ranked by, and which seeds
+    diverged."""
     target, diverged_S = rule.target_loss, metrics.diverged(curves_ST) | ~finite_S
     smooth_T = metrics.smoothed(metrics.mean_curve(curves_ST))
     return {
         "minimum": metrics.minimum_loss(curves_ST),
         "final": metrics.final_loss(curves_ST),
         "rounds_to_target": None if target is None else metrics.rounds_to_loss(curves_ST, target),
-        "valid": {name: float(np.mean(value_S, dtype=np.float64)) for name, value_S in valid.items()},
+        "valid": {
+            name: float(np.mean(value_S, dtype=np.float64)) for name, value_S in valid.items()
+        },
         "diverged": diverged_S.tolist(),
         "curve": smooth_T[kept_rounds(smooth_T.size) - 1],
     }

@@ -1,6 +1,8 @@
-"""The report's page: its style sheet, its fixed texts, and small pieces of HTML that escape whatever they are given.
+"""The report's page: its style sheet, its fixed texts, and small pieces of HTML that escape
+whatever they are given.
 
-One file, no scripts, nothing fetched: the content policy below forbids both, so a hostile label stays text.
+One file, no scripts, nothing fetched: the content policy below forbids both, so a hostile label
+stays text.
 """
 
 import base64
@@ -84,20 +86,38 @@ dd { margin: 0; overflow-wrap: anywhere; }
 
 DEFINITIONS = (
     ("train loss", "The mean of the K·H minibatch losses of a round, taken before the outer step."),
-    ("mean curve", "The mean over seeds at each round; from where any seed is not finite, neither is the mean."),
-    ("smoothed", "The trailing mean over the last 10 rounds, given to the round at the window's end."),
-    ("rounds to a loss", "The first round whose smoothed mean curve is at most that loss; – if none is."),
+    (
+        "mean curve",
+        "The mean over seeds at each round; from where any seed is not finite, neither is the mean.",
+    ),
+    (
+        "smoothed",
+        "The trailing mean over the last 10 rounds, given to the round at the window's end.",
+    ),
+    (
+        "rounds to a loss",
+        "The first round whose smoothed mean curve is at most that loss; – if none is.",
+    ),
     (
         "speedup",
-        "Rounds the reference needs to reach its own lowest smoothed loss ÷ rounds the method needs to reach that "
-        "same loss; – if it never does. Its ± is a jackknife over seeds: the same seed left out of both.",
+        "Rounds the reference needs to reach its own lowest smoothed loss ÷ rounds the method "
+        "needs to reach that "
+        "same loss; – if it never does. Its ± is a jackknife over seeds: the same seed left out of "
+        "both.",
     ),
-    ("final train loss", "The mean over seeds of each seed's last smoothed loss, ± the standard error over seeds."),
+    (
+        "final train loss",
+        "The mean over seeds of each seed's last smoothed loss, ± the standard error over seeds.",
+    ),
     ("test loss, accuracy", "Means over seeds on the whole test set after the last round."),
-    ("sent, received", "Megabytes (10⁶ bytes) each worker moves in the whole run, counted from the messages' bits."),
+    (
+        "sent, received",
+        "Megabytes (10⁶ bytes) each worker moves in the whole run, counted from the messages' bits.",
+    ),
     (
         "time on a link",
-        "Rounds × (local steps × step time + 2 × latency + bits sent ÷ bandwidth + bits received ÷ bandwidth); "
+        "Rounds × (local steps × step time + 2 × latency + bits sent ÷ bandwidth + bits received ÷ "
+        "bandwidth); "
         "the server's own time is left out.",
     ),
 )
@@ -105,7 +125,8 @@ DEFINITIONS = (
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted cells; the first of each row names it. `best` holds the (row, column) places to mark."""
+    """Formatted cells; the first of each row names it. `best` holds the (row, column) places to
+    mark."""
 
     title: str
     note: str
@@ -143,7 +164,11 @@ def table(content: Table) -> str:
         sample = swatch(content.styles[i]) if content.styles else ""
         row = f'<th scope="row"><div class="name">{sample}<span>{label(name)}</span></div></th>'
         for j, cell in enumerate(cells, start=1):
-            row += f'<td class="best">{escape(cell)}</td>' if (i, j) in content.best else f"<td>{escape(cell)}</td>"
+            row += (
+                f'<td class="best">{escape(cell)}</td>'
+                if (i, j) in content.best
+                else f"<td>{escape(cell)}</td>"
+            )
         body.append(f"<tr>{row}</tr>")
     title, rows = escape(content.title), "\n".join(body)
     note = f'<p class="note">{escape(content.note)}</p>' if content.note else ""
@@ -156,7 +181,9 @@ def table(content: Table) -> str:
 def key(entries: Iterable[tuple[Style, str]]) -> str:
     """A legend: each method's line beside its label."""
     return (
-        '<ul class="key">' + "".join(f"<li>{swatch(s)}<span>{label(name)}</span></li>" for s, name in entries) + "</ul>"
+        '<ul class="key">'
+        + "".join(f"<li>{swatch(s)}<span>{label(name)}</span></li>" for s, name in entries)
+        + "</ul>"
     )
 
 
@@ -170,19 +197,28 @@ def figure(title: str, text: str, svg: str, legend: str) -> str:
 def figures(text: str, legend: str, drawn: Sequence[str]) -> str:
     """Figures side by side under one legend; on a phone one below the other, each with its own."""
     kind = "figures single" if len(drawn) == 1 else "figures odd" if len(drawn) % 2 else "figures"
-    return f'<p class="muted">{escape(text)}</p>{legend}<div class="{kind}">' + "\n".join(drawn) + "</div>"
+    return (
+        f'<p class="muted">{escape(text)}</p>{legend}<div class="{kind}">'
+        + "\n".join(drawn)
+        + "</div>"
+    )
 
 
 def inline_svg(file: bytes, description: str) -> str:
-    """An SVG file as an `<svg>` for inside a page: no ids or namespaces, in the page's own colours and font."""
+    """An SVG file as an `<svg>` for inside a page: no ids or namespaces, in the page's own colours
+    and font."""
     root = ElementTree.fromstring(file)
-    shapes = {f"#{node.get('id')}": node.get("d", "") for node in root.iter() if "id" in node.attrib}
+    shapes = {
+        f"#{node.get('id')}": node.get("d", "") for node in root.iter() if "id" in node.attrib
+    }
     for parent in root.iter():
         for child in [c for c in parent if _bare(c.tag) in ("defs", "metadata", "style")]:
             parent.remove(child)
     for node in root.iter():
         node.tag = _bare(node.tag)
-        if node.tag == "use":  # ticks and markers: one shape moved about; drawn out, so that no id is needed
+        if (
+            node.tag == "use"
+        ):  # ticks and markers: one shape moved about; drawn out, so that no id is needed
             node.tag, href = "path", node.attrib.pop("{http://www.w3.org/1999/xlink}href")
             x, y = float(node.attrib.pop("x", 0)), float(node.attrib.pop("y", 0))
             node.set("transform", f"translate({_short(x)} {_short(y)})")
@@ -192,10 +228,18 @@ def inline_svg(file: bytes, description: str) -> str:
             shape = " ".join(node.attrib["d"].split())
             node.set("d", re.sub(r"-?\d+\.\d+", lambda match: _short(float(match[0])), shape))
         if "style" in node.attrib:
-            node.set("style", re.sub(r"font(-size|-family)?: [^;]*;? ?", "", themed(node.attrib["style"])))
+            node.set(
+                "style",
+                re.sub(r"font(-size|-family)?: [^;]*;? ?", "", themed(node.attrib["style"])),
+            )
     box = root.get("viewBox", "")
     root.attrib.clear()
-    root.attrib |= {"viewBox": box, "role": "img", "aria-label": drawable(description), "stroke-linejoin": "round"}
+    root.attrib |= {
+        "viewBox": box,
+        "role": "img",
+        "aria-label": drawable(description),
+        "stroke-linejoin": "round",
+    }
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -209,24 +253,37 @@ def _short(number: float) -> str:
 
 def pairs(items: Iterable[tuple[str, str]], kind: str = "pairs") -> str:
     """A list of names and what they stand for."""
-    return f'<dl class="{kind}">' + "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in items) + "</dl>"
+    return (
+        f'<dl class="{kind}">'
+        + "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in items)
+        + "</dl>"
+    )
 
 
 def verdict(sentence: str, notes: Sequence[str]) -> str:
     """The box at the top."""
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     whole = escape(sentence).replace(" %", "&nbsp;%")  # no line begins with the sign
-    return f'<div class="verdict"><p>{whole}</p>' + (f"<ul>{listed}</ul>" if notes else "") + "</div>"
+    return (
+        f'<div class="verdict"><p>{whole}</p>' + (f"<ul>{listed}</ul>" if notes else "") + "</div>"
+    )
 
 
 def command(text: str) -> str:
     """A command to copy: one click selects all of it, and no line breaks inside an option's name."""
-    return "<pre>" + re.sub(r"(?<!\S)--[\w-]+", r'<span class="whole">\g<0></span>', escape(text)) + "</pre>"
+    return (
+        "<pre>"
+        + re.sub(r"(?<!\S)--[\w-]+", r'<span class="whole">\g<0></span>', escape(text))
+        + "</pre>"
+    )
 
 
 def page(title: str, subtitle: str, opening: str, sections: Iterable[tuple[str, str]]) -> str:
-    """The whole page; `opening` and the bodies of the sections, each with its heading, are HTML already."""
-    body = "\n".join(f"<section><h2>{escape(heading)}</h2>\n{content}</section>" for heading, content in sections)
+    """The whole page; `opening` and the bodies of the sections, each with its heading, are HTML
+    already."""
+    body = "\n".join(
+        f"<section><h2>{escape(heading)}</h2>\n{content}</section>" for heading, content in sections
+    )
     by = "laconic compare"
     return document(f"{title} – {by}", by, title, f"{opening}\n{body}", subtitle=subtitle)
 
@@ -249,10 +306,12 @@ def document(
 ) -> str:
     """A page that needs nothing else and may fetch nothing; `pictures` lets it hold some as data.
 
-    `by` is the command that made it; `body` and `meta`, more for the head, are HTML already; `css` comes after what all
-    pages share.
+    `by` is the command that made it; `body` and `meta`, more for the head, are HTML already; `css`
+    comes after what all pages share.
     """
-    policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; img-src data:" if pictures else "")
+    policy = "default-src 'none'; style-src 'unsafe-inline'" + (
+        "; img-src data:" if pictures else ""
+    )
     below = f'\n<p class="muted">{escape(subtitle)}</p>' if subtitle else ""
     return f"""<!DOCTYPE html>
 <html lang="en">

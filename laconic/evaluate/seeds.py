@@ -12,4 +12,6 @@ def over_seeds(one_seed: Callable[..., Any], seeds: int, at_once: int) -> Callab
         return jax.vmap(one_seed)
     # alone, a seed is not batched by one: a convolution would become a grouped one
     batch_size = None if at_once == 1 else at_once
-    return lambda *arguments: jax.lax.map(lambda each: one_seed(*each), arguments, batch_size=batch_size)
+    return lambda *arguments: jax.lax.map(
+        lambda each: one_seed(*each), arguments, batch_size=batch_size
+    )

@@ -12,9 +12,14 @@ from laconic.tasks.base import Task
 
 
 def local_step_seconds(task: Task, batch: int) -> float:
-    """Seconds that one local step of plain SGD takes on this machine, for one worker, its minibatch gathered too."""
+    """Seconds that one local step of plain SGD takes on this machine, for one worker, its minibatch
+    gathered too."""
     feed = task.feed
-    item = next(iter(feed.batches())) if isinstance(feed, Streamed) else feed.sample(jax.random.key(1), (batch,))
+    item = (
+        next(iter(feed.batches()))
+        if isinstance(feed, Streamed)
+        else feed.sample(jax.random.key(1), (batch,))
+    )
     items = jax.tree.map(lambda x: jnp.asarray(x)[None], item)
     shared = Shared(*task.init(jax.random.key(0)))
 

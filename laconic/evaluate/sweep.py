@@ -1,8 +1,9 @@
 """A grid of one family's hyper-parameters on one task, as one compiled program.
 
-`vmap` over seeds and over a chunk of grid points, `scan` over rounds of `communication_round`. Hyper-parameters are
-traced numbers and every chunk has the same shape (the last is padded), so the whole grid compiles once. All points of a
-seed share its initial weights and minibatches, those `laconic compare` would give it, and so one gather of the data.
+`vmap` over seeds and over a chunk of grid points, `scan` over rounds of `communication_round`.
+Hyper-parameters are traced numbers and every chunk has the same shape (the last is padded), so the
+whole grid compiles once. All points of a seed share its initial weights and minibatches, those
+`laconic compare` would give it, and so one gather of the data.
 
 Legend: P points of a chunk, S seeds, T rounds, C rounds of a segment, K workers, H local steps.
 """
@@ -22,7 +23,15 @@ from laconic.compress import DENSE, Compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
 from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.evaluate.families import Numbers, check_points, is_learned, named_in, names_of, parts_of, spec_of
+from laconic.evaluate.families import (
+    Numbers,
+    check_points,
+    is_learned,
+    named_in,
+    names_of,
+    parts_of,
+    spec_of,
+)
 from laconic.evaluate.heldout import all_finite, heldout_metrics
 from laconic.evaluate.memory import in_parts
 from laconic.evaluate.ranking import RULES, Record, Rule, point_record, ranked
@@ -34,14 +43,15 @@ from laconic.tasks.base import Task
 from laconic.workers import Simulated
 from laconic.zoo import load
 
-# --- the program ------------------------------------------------------------------------------------------------------
+# --- the program ----------------------------------------------------------------------------------
 
 
 class Outcome(NamedTuple):
     """What a chunk of points gave.
 
-    curves: train loss [P, S, T], NaN from the first bad round on · finite: [P, S], whether the weights still are ·
-    valid: metrics [P, S] on the "valid" split after the last round, where the task has one
+    curves: train loss [P, S, T], NaN from the first bad round on · finite: [P, S], whether the
+    weights still are · valid: metrics [P, S] on the "valid" split after the last round, where the
+    task has one
     """
 
     curves: np.ndarray
@@ -50,7 +60,8 @@ class Outcome(NamedTuple):
 
 
 class Sweep:
-    """One family on one task, ready to run chunks of points, `setting.evaluate_every` rounds at a time.
+    """One family on one task, ready to run chunks of points, `setting.evaluate_every` rounds at a
+    time.
 
     `compressor` is that of the workers' messages, the same for every point.
     """
@@ -61,12 +72,20 @@ class Sweep:
             load(method).check_workers(setting.workers)
         if not isinstance(task.feed, Resident):
             raise LaconicError(
-                f"{task.name} streams its data, but the points of a sweep share draws from resident data."
+                f"{task.name} streams its data, but the points of a sweep share draws from "
+                "resident data."
             )
-        self.task, self.method, self.setting, self.compressor = jax.device_put(task), method, setting, compressor
+        self.task, self.method, self.setting, self.compressor = (
+            jax.device_put(task),
+            method,
+            setting,
+            compressor,
+        )
         self.plan, self._populations = None, {}
         if setting.federated.active:
-            self.plan, found = settle(setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds)
+            self.plan, found = settle(
+                setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds
+            )
             self._populations = {"population_S": jax.device_put(found)}
         self._start, self._look = jax.jit(self._init), jax.jit(self._seen)
         self._advance = jax.jit(self._segment, static_argnames="length")
@@ -87,12 +106,21 @@ class Sweep:
     def _items(self, task: Any, state: RoundState, population: Population | None) -> Any:
         if self.plan is not None and population is not None:
             return draw_population(self.plan, population, state)
-        return draw_items(task.feed, state, self.setting.workers, self.setting.local_steps, self.setting.batch)
+        return draw_items(
+            task.feed, state, self.setting.workers, self.setting.local_steps, self.setting.batch
+        )
 
     def _segment(
-        self, task: Any, numbers_P: Any, state_SP: RoundState, length: int, population_S: Population | None = None
+        self,
+        task: Any,
+        numbers_P: Any,
+        state_SP: RoundState,
+        length: int,
+        population_S: Population | None = None,
     ) -> tuple[RoundState, jax.Array]:
-        def one_point(numbers: Any, state: RoundState, items_C: Any) -> tuple[RoundState, jax.Array]:
+        def one_point(
+            numbers: Any, state: RoundState, items_C: Any
+        ) -> tuple[RoundState, jax.Array]:
             workers, server = self._parts(task, numbers)
 
             def one_round(state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
@@ -101,21 +129,32 @@ class Sweep:
 
             return jax.lax.scan(one_round, state, items_C)
 
-        def one_seed(state_P: RoundState, population: Population | None) -> tuple[RoundState, jax.Array]:
-            now = state_P._replace(key=state_P.key[0], round=state_P.round[0])  # the same for every point of a seed
+        def one_seed(
+            state_P: RoundState, population: Population | None
+        ) -> tuple[RoundState, jax.Array]:
+            now = state_P._replace(
+                key=state_P.key[0], round=state_P.round[0]
+            )  # the same for every point of a seed
             rounds_C = now.round + jnp.arange(length)
-            items_C = jax.vmap(lambda r: self._items(task, now._replace(round=r), population))(rounds_C)
+            items_C = jax.vmap(lambda r: self._items(task, now._replace(round=r), population))(
+                rounds_C
+            )
             return jax.vmap(one_point, in_axes=(0, 0, None))(numbers_P, state_P, items_C)
 
         return jax.vmap(one_seed)(state_SP, population_S)
 
     def _seen(self, task: Task, state_SP: RoundState) -> dict[str, jax.Array]:
         def one(state: RoundState) -> dict[str, jax.Array]:
-            return {"finite": all_finite(state.shared), **heldout_metrics(task, state.shared, "valid")}
+            return {
+                "finite": all_finite(state.shared),
+                **heldout_metrics(task, state.shared, "valid"),
+            }
 
         return jax.vmap(jax.vmap(one))(state_SP)
 
-    def run(self, points: Sequence[Numbers], size: int, tick: Callable[[int, float], None] | None = None) -> Outcome:
+    def run(
+        self, points: Sequence[Numbers], size: int, tick: Callable[[int, float], None] | None = None
+    ) -> Outcome:
         """All rounds of at most `size` points; fewer are padded to `size` with copies of the last.
 
         `tick(rounds done, lowest loss)` is called after each segment and may raise to stop.
@@ -123,15 +162,21 @@ class Sweep:
         padded = [*points, *[points[-1]] * (size - len(points))]
         names = named_in(self.method, points[0])
         numbers_P = {name: jnp.asarray([p[name] for p in padded], jnp.float32) for name in names}
-        state = self._start(self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds]))
+        state = self._start(
+            self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds])
+        )
         segments, done = [], 0
         for length in self.setting.chunks:
-            state, losses_SPC = self._advance(self.task, numbers_P, state, length=length, **self._populations)
+            state, losses_SPC = self._advance(
+                self.task, numbers_P, state, length=length, **self._populations
+            )
             segments.append(np.asarray(losses_SPC)[:, : len(points)])
             done += length
             if tick is not None:
                 tick(done, _lowest(segments[-1]))
-        seen = {name: np.asarray(x).T[: len(points)] for name, x in self._look(self.task, state).items()}
+        seen = {
+            name: np.asarray(x).T[: len(points)] for name, x in self._look(self.task, state).items()
+        }
         curves_PST = np.moveaxis(np.concatenate(segments, axis=2), 0, 1)
         bad = np.logical_or.accumulate(~np.isfinite(curves_PST), axis=2)
         return Outcome(np.where(bad, np.float32(np.nan), curves_PST), seen.pop("finite"), seen)
@@ -144,7 +189,7 @@ def _lowest(losses_SPC: np.ndarray) -> float:
     return float(finite.min()) if finite.size else math.nan
 
 
-# --- into a folder ----------------------------------------------------------------------------------------------------
+# --- into a folder --------------------------------------------------------------------------------
 
 
 def chunks_of(points: int, at_once: int) -> list[range]:
@@ -160,7 +205,9 @@ def check_sweep(engine: Sweep, points: Sequence[Numbers], rule: Rule) -> None:
         raise LaconicError(f"the grid of {engine.method} has no points.")
     check_points(engine.method, points)
     if rule.by == "valid" and "valid" not in engine.task.feed.splits:
-        raise LaconicError(f"{engine.task.name} has no validation split to rank by; rank by {', '.join(RULES)}.")
+        raise LaconicError(
+            f"{engine.task.name} has no validation split to rank by; rank by {', '.join(RULES)}."
+        )
 
 
 def run_sweep(
@@ -174,16 +221,20 @@ def run_sweep(
 ) -> list[Record]:
     """Run every chunk that `folder` has not all the points of, then rank them → all records.
 
-    The observer is told of rounds, of all chunks together. Stopped within a chunk, that chunk's points are computed
-    anew when the sweep goes on, to the same bits. Chunks that do not fit in memory become smaller.
+    The observer is told of rounds, of all chunks together. Stopped within a chunk, that chunk's
+    points are computed anew when the sweep goes on, to the same bits. Chunks that do not fit in
+    memory become smaller.
     """
     check_sweep(engine, points, rule)
     observer, at_once = observer or Silent(), len(chunks_of(len(points), points_at_once)[0])
     in_parts(
         partial(_run_chunks, engine, points, folder, rule, observer, stop),
         at_once,
-        lambda fewer: observer.note(f"these points do not fit in the device's memory together; {fewer} at a time now."),
-        f"{engine.method} does not fit in the device's memory, even one point at a time. Use fewer seeds, smaller "
+        lambda fewer: observer.note(
+            f"these points do not fit in the device's memory together; {fewer} at a time now."
+        ),
+        f"{engine.method} does not fit in the device's memory, even one point at a time. Use fewer "
+        "seeds, smaller "
         "batches or fewer workers",
     )
     records = read(folder / RECORDS)
@@ -227,7 +278,13 @@ def _run_chunks(
         seconds = round(time.monotonic() - began, 3)
         for p, i in enumerate(chunks[c]):
             if i not in recorded:  # some are, if a run died while it wrote this chunk
-                log.append("point", index=i, **_record(engine, points[i], outcome, p, rule), chunk=c, seconds=seconds)
+                log.append(
+                    "point",
+                    index=i,
+                    **_record(engine, points[i], outcome, p, rule),
+                    chunk=c,
+                    seconds=seconds,
+                )
         recorded.update(chunks[c])
         passed += T
         if passed < total:
@@ -254,5 +311,8 @@ def _ranking(points: Sequence[Record], rule: Rule) -> Record:
         "best": order[0]["label"],
         "order": [point["index"] for point in order],
         "diverged": sum(any(point["diverged"]) for point in points),
-        "seconds": round(sum(seconds for _, seconds in {(point["chunk"], point["seconds"]) for point in points}), 3),
+        "seconds": round(
+            sum(seconds for _, seconds in {(point["chunk"], point["seconds"]) for point in points}),
+            3,
+        ),
     }

@@ -1,4 +1,5 @@
-"""A sweep for people, made only from its records: the best points as a table, and the whole grid as a picture."""
+"""A sweep for people, made only from its records: the best points as a table, and the whole grid as
+a picture."""
 
 import math
 from collections.abc import Sequence
@@ -41,7 +42,10 @@ def ranking_table(records: Sequence[Record]) -> str:
     if target is not None:
         headers.append(f"rounds to {number(target)}")
         columns.append([count(p["rounds_to_target"]) for p in shown])
-    for metric, header, text in (("loss", "valid loss", number), ("accuracy", "valid accuracy", percent)):
+    for metric, header, text in (
+        ("loss", "valid loss", number),
+        ("accuracy", "valid accuracy", percent),
+    ):
         if metric in order[0]["valid"]:
             headers.append(header)
             columns.append([text(p["valid"][metric]) for p in shown])
@@ -51,11 +55,17 @@ def ranking_table(records: Sequence[Record]) -> str:
     numbers = [[f"{p['numbers'][name]:.4g}" for p in shown] for name in names]
     rows = zip([str(r + 1) for r in range(len(shown))], *numbers, *columns, strict=True)
     lines = [headers, ["---:"] * len(headers), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n" + _sentence(order, ranking) + "\n"
+    return (
+        "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        + "\n"
+        + _sentence(order, ranking)
+        + "\n"
+    )
 
 
 def heat_map(records: Sequence[Record], path: str | Path) -> None:
-    """Write the grid as a PNG: a line for one hyper-parameter, else cells of the last two, a panel for each first."""
+    """Write the grid as a PNG: a line for one hyper-parameter, else cells of the last two, a panel
+    for each first."""
     atomic.write_bytes(path, png_bytes(sweep_figure(records)))
 
 
@@ -79,20 +89,26 @@ def sweep_figure(records: Sequence[Record]) -> "Figure":
     return figure
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def _best_first(records: Sequence[Record]) -> tuple[list[Record], Record]:
-    points, ranking = {p["index"]: p for p in of_kind(records, "point")}, of_kind(records, "ranking")
+    points, ranking = (
+        {p["index"]: p for p in of_kind(records, "point")},
+        of_kind(records, "ranking"),
+    )
     if not ranking:
-        raise LaconicError("these records hold no ranking, so there is nothing to report; finish the sweep first.")
+        raise LaconicError(
+            "these records hold no ranking, so there is nothing to report; finish the sweep first."
+        )
     return [points[i] for i in ranking[-1]["order"]], ranking[-1]
 
 
 def _sentence(order: Sequence[Record], ranking: Record) -> str:
     seeds, bad = len(order[0]["seeds"]), ranking["diverged"]
     text = (
-        f"{count(len(order))} point{'s' * (len(order) > 1)}, {count(bad)} diverged; {seeds} seed{'s' * (seeds > 1)}; "
+        f"{count(len(order))} point{'s' * (len(order) > 1)}, {count(bad)} diverged; {seeds} "
+        f"seed{'s' * (seeds > 1)}; "
         f"ranked by {meaning(ranking)}; {duration(ranking['seconds'])}."
     )
     if bad == len(order):
@@ -107,17 +123,21 @@ def meaning(ranking: Record) -> str:
 
 def _title(run: Record) -> str:
     c = run["config"]
-    return drawable(f"{c['method']} on {run['task']['name']}: {setting_of(c)}, {count(c['rounds'])} rounds")
+    return drawable(
+        f"{c['method']} on {run['task']['name']}: {setting_of(c)}, {count(c['rounds'])} rounds"
+    )
 
 
 def setting_of(config: Record) -> str:
-    """K, H and B of a sweep's settings, then its population and how messages are compressed, if there is any."""
+    """K, H and B of a sweep's settings, then its population and how messages are compressed, if
+    there is any."""
     sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
     return f"{sizes}{in_words(config)}{messages_in_words(config)}"
 
 
 def messages_in_words(config: Record) -> str:
-    """How the messages of a record's settings are compressed, to follow on a line; nothing if they are not."""
+    """How the messages of a record's settings are compressed, to follow on a line; nothing if they
+    are not."""
     compress = config.get("compress", DENSE.name)  # older records do not say
     return "" if compress == DENSE.name else f", messages {compress}"
 
@@ -134,7 +154,7 @@ def _shown(point: Record, by: str) -> str:
     return "×" if any(point["diverged"]) else number(RULES[by](point))
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- pictures -------------------------------------------------------------------------------------
 
 
 def _value(point: Record, by: str) -> float:
@@ -154,7 +174,15 @@ def _draw_line(ax: "Axes", points: Sequence[Record], name: str, ranking: Record)
         ax.set_yscale("log")
         _plain_ticks(ax.yaxis, *ax.get_ylim())
     top = {"transform": ax.get_xaxis_transform(), "clip_on": False}
-    ax.plot(x[~good], np.full((~good).sum(), 0.97), "x", color=COLOURS[1], markersize=7, markeredgewidth=2, **top)
+    ax.plot(
+        x[~good],
+        np.full((~good).sum(), 0.97),
+        "x",
+        color=COLOURS[1],
+        markersize=7,
+        markeredgewidth=2,
+        **top,
+    )
     ax.set_xlim(x.min() / 1.3, x.max() * 1.3)
     _plain_ticks(ax.xaxis, *ax.get_xlim())
     ax.set_xlabel(name + (" (×: diverged or never there)" if not good.all() else ""))
@@ -174,23 +202,39 @@ def _cells(grid: Sequence[Record], names: Sequence[str], ranking: Record) -> "Fi
     across = math.ceil(math.sqrt(len(groups)))
     down = math.ceil(len(groups) / across)
     norm, capped = _scale([_value(point, ranking["by"]) for point in grid])
-    figure = Figure(figsize=(5.4 * across + 0.9, 4.4 * down + 0.6), layout="constrained", facecolor="white")
+    figure = Figure(
+        figsize=(5.4 * across + 0.9, 4.4 * down + 0.6), layout="constrained", facecolor="white"
+    )
     axes = figure.subplots(down, across, squeeze=False).ravel()
     for ax, (at, points) in zip(axes, groups.items(), strict=False):
         _draw_cells(ax, points, names[-2:], ranking["by"], norm, best=grid[0]["index"])
-        ax.set_title(", ".join(f"{n} = {v:g}" for n, v in zip(panel, at, strict=True)), loc="left", fontsize=10)
+        ax.set_title(
+            ", ".join(f"{n} = {v:g}" for n, v in zip(panel, at, strict=True)),
+            loc="left",
+            fontsize=10,
+        )
     for ax in axes[len(groups) :]:
         ax.set_axis_off()
-    bar = figure.colorbar(ScalarMappable(norm, "viridis"), ax=list(axes), extend="max" if capped else "neither")
+    bar = figure.colorbar(
+        ScalarMappable(norm, "viridis"), ax=list(axes), extend="max" if capped else "neither"
+    )
     _plain_ticks(bar.ax.yaxis, *bar.ax.get_ylim())
-    bar.set_label(meaning(ranking) + (" (×: diverged)" if any(any(p["diverged"]) for p in grid) else ""))
+    bar.set_label(
+        meaning(ranking) + (" (×: diverged)" if any(any(p["diverged"]) for p in grid) else "")
+    )
     return figure
 
 
 def _draw_cells(
-    ax: "Axes", points: Sequence[Record], names: Sequence[str], by: str, norm: "Normalize", best: int
+    ax: "Axes",
+    points: Sequence[Record],
+    names: Sequence[str],
+    by: str,
+    norm: "Normalize",
+    best: int,
 ) -> None:
-    """Columns and rows are the values that occur in this panel, in order; what was not run stays blank."""
+    """Columns and rows are the values that occur in this panel, in order; what was not run stays
+    blank."""
     from matplotlib.patches import Rectangle
 
     xs, ys = (sorted({point["numbers"][name] for point in points}) for name in names)
@@ -199,11 +243,20 @@ def _draw_cells(
         x, y = xs.index(point["numbers"][names[0]]), ys.index(point["numbers"][names[1]])
         cells[y, x] = value = _value(point, by)
         light = math.isnan(value) or norm(value) > 0.6
-        options = {"ha": "center", "va": "center", "fontsize": 6, "color": INK if light else "white"}
+        options = {
+            "ha": "center",
+            "va": "center",
+            "fontsize": 6,
+            "color": INK if light else "white",
+        }
         ax.text(x, y, _shown(point, by), **options)
         if point["index"] == best:
-            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2.5))
-    ax.imshow(cells, norm=norm, cmap="viridis", aspect="auto", origin="lower", interpolation="nearest")
+            ax.add_patch(
+                Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2.5)
+            )
+    ax.imshow(
+        cells, norm=norm, cmap="viridis", aspect="auto", origin="lower", interpolation="nearest"
+    )
     ax.set_xticks(range(len(xs)), [f"{x:.3g}" for x in xs], rotation=45, ha="right", fontsize=7)
     ax.set_yticks(range(len(ys)), [f"{y:.3g}" for y in ys], fontsize=7)
     ax.set_xlabel(names[0])
@@ -211,7 +264,8 @@ def _draw_cells(
 
 
 def _scale(values: Sequence[float]) -> tuple["Normalize", bool]:
-    """The colours' scale, and whether some values lie beyond it: a log one from the best to `CEILING` times it."""
+    """The colours' scale, and whether some values lie beyond it: a log one from the best to
+    `CEILING` times it."""
     from matplotlib.colors import LogNorm, Normalize
 
     known = [value for value in values if math.isfinite(value)] or [1.0]

@@ -1,7 +1,9 @@
-"""How long a run would take over a real link: bits per worker and round, times a bandwidth, plus the local steps.
+"""How long a run would take over a real link: bits per worker and round, times a bandwidth, plus
+the local steps.
 
-The model is deliberately small, so that a reader can redo it by hand (`round_seconds`). Each worker owns one link and
-uses half of it at a time: it sends, then receives, and computes in neither; the server's own time is left out.
+The model is deliberately small, so that a reader can redo it by hand (`round_seconds`). Each worker
+owns one link and uses half of it at a time: it sends, then receives, and computes in neither; the
+server's own time is left out.
 """
 
 import re
@@ -23,7 +25,8 @@ QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]+)")
 
 @dataclass(frozen=True)
 class Link:
-    """One worker's connection: bandwidth of each direction in bits a second, and one-way latency in seconds."""
+    """One worker's connection: bandwidth of each direction in bits a second, and one-way latency in
+    seconds."""
 
     bits_per_second: float
     latency_seconds: float = 0.0
@@ -82,13 +85,18 @@ def ring_all_reduce_traffic(model_bits: int, K: int) -> Traffic:
 
 
 def round_seconds(link: Link, traffic: Traffic, local_steps: int, step_seconds: float) -> float:
-    """Seconds of one round: H·step + 2·latency + sent/bandwidth + received/bandwidth; H·step if nothing is sent.
+    """Seconds of one round: H·step + 2·latency + sent/bandwidth + received/bandwidth; H·step if
+    nothing is sent.
 
-    Each worker owns a half-used link: up and then down, never both at once. The server's time is left out, and so
-    are the further 2(K−1)−2 latencies that a ring of K workers pays, which favours the ring.
+    Each worker owns a half-used link: up and then down, never both at once. The server's time is
+    left out, and so are the further 2(K−1)−2 latencies that a ring of K workers pays, which favours
+    the ring.
     """
     _require_not_negative(local_steps=local_steps, step_seconds=step_seconds)
-    up, down = traffic.sent_bits / link.bits_per_second, traffic.received_bits / link.bits_per_second
+    up, down = (
+        traffic.sent_bits / link.bits_per_second,
+        traffic.received_bits / link.bits_per_second,
+    )
     latency = 2 * link.latency_seconds if traffic.bits else 0.0
     return local_steps * step_seconds + latency + up + down
 
@@ -97,11 +105,14 @@ def seconds_to_loss(
     rounds: int | None, link: Link, traffic: Traffic, local_steps: int, step_seconds: float
 ) -> float | None:
     """Seconds of `rounds` such rounds; None when the loss is never reached (`rounds` is None)."""
-    return None if rounds is None else rounds * round_seconds(link, traffic, local_steps, step_seconds)
+    return (
+        None if rounds is None else rounds * round_seconds(link, traffic, local_steps, step_seconds)
+    )
 
 
 def measure_step(step: Callable[[], Any], repeats: int = 5) -> float:
-    """Median seconds of a call of `step`, up to its arrays being ready; one call before it warms up (compiles)."""
+    """Median seconds of a call of `step`, up to its arrays being ready; one call before it warms up
+    (compiles)."""
     require_positive(repeats=repeats)
     jax.block_until_ready(step())
     seconds = []
@@ -116,7 +127,8 @@ def _quantity(text: str, units: dict[str, int], what: str, example: str) -> tupl
     match = QUANTITY.fullmatch(text.strip())
     if match is None or match[2] not in units or float(match[1]) > LARGEST:
         raise LaconicError(
-            f"{text!r} is not a {what}: write a number and one of {', '.join(units)}, for example {example!r}."
+            f"{text!r} is not a {what}: write a number and one of {', '.join(units)}, for example "
+            f"{example!r}."
         )
     return float(match[1]), match[2]
 

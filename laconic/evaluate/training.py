@@ -1,7 +1,8 @@
-"""A training that is over, from what its processes wrote: who agreed with whom, what it cost, and its curve.
+"""A training that is over, from what its processes wrote: who agreed with whom, what it cost, and
+its curve.
 
-Several processes tell of the same rounds. What each of them says of a round's loss is the same; bytes and seconds are
-its own. A life is one process from its start to its end or death.
+Several processes tell of the same rounds. What each of them says of a round's loss is the same;
+bytes and seconds are its own. A life is one process from its start to its end or death.
 """
 
 import itertools
@@ -25,7 +26,8 @@ COLUMNS = ("round", "loss", "quorum", "digest", "committed_at")
 
 @dataclass
 class Life:
-    """One process: the worker it was (the first, if it held all), when it began, its rounds, and how it ended."""
+    """One process: the worker it was (the first, if it held all), when it began, its rounds, and
+    how it ended."""
 
     worker: int
     begun: float
@@ -50,13 +52,20 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
         "loss": float(np.mean(losses)) if losses else None,
         "heldout": next((end["heldout"] for end in ends if end["heldout"]), {}),
         "final_digests": sorted({end["digest"] for end in ends}),
-        "rounds_apart": sorted(r for r, rows in told.items() if len({row["digest"] for row in rows}) > 1),
+        "rounds_apart": sorted(
+            r for r, rows in told.items() if len({row["digest"] for row in rows}) > 1
+        ),
         "longest_gap_seconds": _longest_gap(lives, rounds["committed_at"]),
         "seconds": round(_lived(lives), 3),
         "message_bits": next((end["message_bits"] for end in ends), None),
-        "excluded": dict(Counter(reason for row in first.values() for reason in row["excluded"].values())),
+        "excluded": dict(
+            Counter(reason for row in first.values() for reason in row["excluded"].values())
+        ),
         "refused": _most(end["refused"] for end in ends),
-        "workers": {str(worker): _of_worker(lives, worker) for worker in sorted({life.worker for life in lives})},
+        "workers": {
+            str(worker): _of_worker(lives, worker)
+            for worker in sorted({life.worker for life in lives})
+        },
     }
     return rounds, summary
 
@@ -64,9 +73,10 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
 def _told(lives: Sequence[Life]) -> dict[int, list[Row]]:
     """What is told of each round, without what did not last.
 
-    A run that went on from older checkpoints passed some rounds twice: what a process begun later took up again is no
-    longer valid. And who commits and dies before anyone hears of it leaves the round to the rest, so that the last
-    round of a life cut short counts only if nobody else tells of it.
+    A run that went on from older checkpoints passed some rounds twice: what a process begun later
+    took up again is no longer valid. And who commits and dies before anyone hears of it leaves the
+    round to the rest, so that the last round of a life cut short counts only if nobody else tells
+    of it.
     """
     told: dict[int, list[Row]] = {}
     unheard: list[Row] = []
@@ -89,7 +99,9 @@ def _taken_up(row: Row, other: Life) -> bool:
 def _longest_gap(lives: Sequence[Life], times: Sequence[float]) -> float | None:
     """The longest time between two commits of anyone, while anyone lived through it."""
     pairs = itertools.pairwise(sorted(times))
-    lived = [b - a for a, b in pairs if any(life.begun <= a and b <= life.last_seen for life in lives)]
+    lived = [
+        b - a for a, b in pairs if any(life.begun <= a and b <= life.last_seen for life in lives)
+    ]
     return max(lived, default=None)
 
 
@@ -128,7 +140,7 @@ def _of_worker(lives: Sequence[Life], worker: int) -> Record:
     }
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
 
 def loss_panel(records: Sequence[Record]) -> Panel:
@@ -154,13 +166,23 @@ def training_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     config, end = records[0]["config"], of_kind(records, "summary")[-1]
     sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
     facts = [
-        ("task", f"{records[0]['task']['name']}, {count(records[0]['task']['parameters'])} parameters"),
-        ("optimizer", config["optimizer"] + ("" if config["compress"] == "dense" else f", {config['compress']}")),
+        (
+            "task",
+            f"{records[0]['task']['name']}, {count(records[0]['task']['parameters'])} parameters",
+        ),
+        (
+            "optimizer",
+            config["optimizer"]
+            + ("" if config["compress"] == "dense" else f", {config['compress']}"),
+        ),
         ("workers, local steps, batch", f"{sizes}, engine: {records[0]['engine']}"),
         ("rounds", f"{count(end['rounds'])} in {duration(end['seconds'])}"),
         ("train loss", f"{number(end['loss'])} (mean of the last {WINDOW} rounds)"),
     ]
-    facts += [(f"test {name}", (percent if name == "accuracy" else number)(x)) for name, x in end["heldout"].items()]
+    facts += [
+        (f"test {name}", (percent if name == "accuracy" else number)(x))
+        for name, x in end["heldout"].items()
+    ]
     many = len(end["workers"]) > 1
     return [*facts, ("state", agreement(end)), *(_costs(end) if many else []), *_refusals(end)]
 
@@ -194,4 +216,8 @@ def _costs(end: Record) -> list[tuple[str, str]]:
 
 def _refusals(end: Record) -> list[tuple[str, str]]:
     found = (("messages left out", end["excluded"]), ("refused", end["refused"]))
-    return [(what, ", ".join(f"{count(n)} × {why}" for why, n in counts.items())) for what, counts in found if counts]
+    return [
+        (what, ", ".join(f"{count(n)} × {why}" for why, n in counts.items()))
+        for what, counts in found
+        if counts
+    ]

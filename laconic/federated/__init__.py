@@ -1,8 +1,16 @@
-"""Federated learning: a population of clients with data of their own, of which each round samples a few."""
+"""Federated learning: a population of clients with data of their own, of which each round samples a
+few."""
 
 from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.federated.options import Federated
-from laconic.federated.population import Plan, Population, draw_population, plan_for, population_of, settle
+from laconic.federated.population import (
+    Plan,
+    Population,
+    draw_population,
+    plan_for,
+    population_of,
+    settle,
+)
 
 __all__ = [
     "Federated",

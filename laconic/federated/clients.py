@@ -21,8 +21,11 @@ from laconic.client import (
 from laconic.tasks.base import Params, Task
 
 
-def proximal_client(task: Task, optimizer: optax.GradientTransformation, mu: float | jax.Array) -> Client:
-    """FedProx (Li et al., 2020): every local loss has μ/2·‖W − W₀‖² added, W₀ being the round's shared weights."""
+def proximal_client(
+    task: Task, optimizer: optax.GradientTransformation, mu: float | jax.Array
+) -> Client:
+    """FedProx (Li et al., 2020): every local loss has μ/2·‖W − W₀‖² added, W₀ being the round's
+    shared weights."""
 
     def correct(grads: Params, params: Params, shared: Shared, own: Any) -> Params:
         return jax.tree.map(lambda g, w, w0: g + mu * (w - w0), grads, params, shared.params)
@@ -37,11 +40,15 @@ class ScaffoldState(NamedTuple):
     local: State
 
 
-def scaffold_client(task: Task, optimizer: optax.GradientTransformation, gamma: float | jax.Array) -> Client:
-    """SCAFFOLD (Karimireddy et al., 2020) with option II control variates; `gamma` is the rate of the SGD optimizer.
+def scaffold_client(
+    task: Task, optimizer: optax.GradientTransformation, gamma: float | jax.Array
+) -> Client:
+    """SCAFFOLD (Karimireddy et al., 2020) with option II control variates; `gamma` is the rate of
+    the SGD optimizer.
 
-    Every local gradient has c − cᵢ added. After τ steps cᵢ⁺ = cᵢ − c + Δ/(τγ), and the client also sends cᵢ⁺ − cᵢ, of
-    which the server's c takes its share: it is the mean of the cᵢ of all clients at all times.
+    Every local gradient has c − cᵢ added. After τ steps cᵢ⁺ = cᵢ − c + Δ/(τγ), and the client also
+    sends cᵢ⁺ − cᵢ, of which the server's c takes its share: it is the mean of the cᵢ of all clients
+    at all times.
     """
 
     def correct(grads: Params, params: Params, shared: Any, own: Params) -> Params:
@@ -52,10 +59,14 @@ def scaffold_client(task: Task, optimizer: optax.GradientTransformation, gamma: 
     def init(shared: Shared) -> ScaffoldState:
         return ScaffoldState(_zeros(shared.params), optimizer.init(shared.params))
 
-    def run(shared: Any, state: ScaffoldState, items: Any, key: jax.Array) -> tuple[Message, State, jax.Array]:
+    def run(
+        shared: Any, state: ScaffoldState, items: Any, key: jax.Array
+    ) -> tuple[Message, State, jax.Array]:
         work = work_of(items)
         params, model_state, local, losses_H = steps(shared, state.local, state.control, work, key)
-        tau = jnp.float32(losses_H.shape[0]) if work.steps is None else work.steps.astype(jnp.float32)
+        tau = (
+            jnp.float32(losses_H.shape[0]) if work.steps is None else work.steps.astype(jnp.float32)
+        )
         whole = sent_delta(shared, params, Work(()))
         change = jax.tree.map(lambda d, c: d / (tau * gamma) - c, whole, shared.control)
         control = jax.tree.map(jnp.add, state.control, change)

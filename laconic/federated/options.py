@@ -11,42 +11,57 @@ CLIENTS = 400  # of a population that does not say
 
 @dataclass(frozen=True)
 class Federated:
-    """A population of clients with data of their own, of which every round samples K. Left alone: no population."""
+    """A population of clients with data of their own, of which every round samples K. Left alone:
+    no population."""
 
     clients: int = 0
-    """How many clients there are; 0 is none, or 400 once any other of these is not as by default."""
+    """How many clients there are; 0 is none, or 400 once any other of these is not as by default.
+    """
     alpha: float | None = None
-    """Dirichlet α of the clients' class mixes: 0.1 differs much, 100 hardly; left out, data is dealt out at random."""
+    """Dirichlet α of the clients' class mixes: 0.1 differs much, 100 hardly; left out, data is
+    dealt out at random."""
     epochs: int = 1
-    """E, local epochs of a sampled client; they decide H = E · samples ÷ batch, so local_steps says nothing then."""
+    """E, local epochs of a sampled client; they decide H = E · samples ÷ batch, so local_steps says
+    nothing then."""
     spread: float = 0.0
-    """Standard deviation of the logarithm of clients' sizes; 0: all have the same number of samples."""
+    """Standard deviation of the logarithm of clients' sizes; 0: all have the same number of
+    samples."""
     dropout: float = 0.0
     """The probability that a sampled client does not answer."""
     least_work: float = 1.0
-    """Sampled clients do a share of their steps between this and 1, drawn uniformly; 1: everyone does all of them."""
+    """Sampled clients do a share of their steps between this and 1, drawn uniformly; 1: everyone
+    does all of them."""
     weighting: Literal["samples", "uniform", "fednova"] = "samples"
-    """How clients count in the mean: by samples, all the same, or by samples with each delta divided by its steps and
-    the mean multiplied by the mean number of them (FedNova)."""
+    """How clients count in the mean: by samples, all the same, or by samples with each delta
+    divided by its steps and the mean multiplied by the mean number of them (FedNova)."""
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise LaconicError(
-                f"federated.alpha must be positive and finite, got {self.alpha}: 0.1 makes clients differ much, 100 "
+                f"federated.alpha must be positive and finite, got {self.alpha}: 0.1 makes clients "
+                "differ much, 100 "
                 "hardly; leave it out to deal the data at random."
             )
         if self.clients < 0 or self.epochs < 1:
             raise LaconicError(
-                f"a population needs a positive number of clients and epochs, got {self.clients} and {self.epochs}."
+                f"a population needs a positive number of clients and epochs, got {self.clients} "
+                f"and {self.epochs}."
             )
         if not (self.spread >= 0 and math.isfinite(self.spread)):
-            raise LaconicError(f"federated.spread must be finite and not negative, got {self.spread}.")
+            raise LaconicError(
+                f"federated.spread must be finite and not negative, got {self.spread}."
+            )
         if not 0 <= self.dropout < 1:
             raise LaconicError(f"federated.dropout is a probability below 1, got {self.dropout}.")
         if not 0 < self.least_work <= 1:
-            raise LaconicError(f"federated.least_work is a share of the steps, above 0 and up to 1; {self.least_work}.")
+            raise LaconicError(
+                "federated.least_work is a share of the steps, above 0 and up to 1; "
+                f"{self.least_work}."
+            )
         if self.weighting not in ("samples", "uniform", "fednova"):
-            raise LaconicError(f"federated.weighting is samples, uniform or fednova, got {self.weighting!r}.")
+            raise LaconicError(
+                f"federated.weighting is samples, uniform or fednova, got {self.weighting!r}."
+            )
 
     @property
     def active(self) -> bool:
@@ -59,8 +74,13 @@ class Federated:
         return self.clients or CLIENTS
 
     def words(self) -> str:
-        """What differs from no population, as `clients=400,alpha=0.1`; the way tasks of meta-training are told it."""
-        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("clients", "dropout")}
+        """What differs from no population, as `clients=400,alpha=0.1`; the way tasks of
+        meta-training are told it."""
+        said = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("clients", "dropout")
+        }
         plain = Federated()
         changed = [
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
@@ -76,13 +96,16 @@ KINDS: dict[str, type] = {  # of the options' values; only α, a number, has non
 
 
 def read_federated(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """A record's settings with the population in them as `Federated`; records from before there were any have none."""
+    """A record's settings with the population in them as `Federated`; records from before there
+    were any have none."""
     found = values.get("federated", {})
     if not isinstance(found, dict):
         raise LaconicError(f"the population in {source} is no table of settings; start anew.")
     wrong = [name for name, x in found.items() if name not in KINDS or not _of_kind(name, x)]
     if wrong:
-        raise LaconicError(f"{wrong[0]!r} of the population in {source} is not known to this version; start anew.")
+        raise LaconicError(
+            f"{wrong[0]!r} of the population in {source} is not known to this version; start anew."
+        )
     return {**values, "federated": Federated(**found)}
 
 
@@ -91,7 +114,8 @@ def _of_kind(name: str, value: Any) -> bool:
 
 
 def in_words(config: dict[str, Any]) -> str:
-    """The population of a record's settings, to follow K, H and B on a line; nothing if there is none."""
+    """The population of a record's settings, to follow K, H and B on a line; nothing if there is
+    none."""
     options: Federated = read_federated(config, "the record")["federated"]
     if not options.active:
         return ""

@@ -1,9 +1,10 @@
 """Populations: who has which data, who is sampled for a round, and what each of them trains on.
 
-A population lies on the device as row numbers [N, n] of the train split. A round samples K of the N clients without
-replacement; each goes through its own n samples in a fresh random order, E times, in minibatches of B, which gives
-H = ⌊E·n/B⌋ steps. Everything random hangs on (seed, round, client id). The items drawn here are those of any round:
-`communication_round` knows populations only by the ids that select client states.
+A population lies on the device as row numbers [N, n] of the train split. A round samples K of the N
+clients without replacement; each goes through its own n samples in a fresh random order, E times,
+in minibatches of B, which gives H = ⌊E·n/B⌋ steps. Everything random hangs on (seed, round, client
+id). The items drawn here are those of any round: `communication_round` knows populations only by
+the ids that select client states.
 
 Legend: N clients, n samples of the largest, K sampled, E epochs, H steps, B examples.
 """
@@ -26,7 +27,9 @@ from laconic.round import Items, RoundState, presence, worker_keys
 from laconic.tasks.base import Task
 from laconic.workers import positive
 
-SAMPLING, LABOUR, PARTITION = ((1 << 20) + i for i in (2, 3, 4))  # streams beside the clients', whose ids are smaller
+SAMPLING, LABOUR, PARTITION = (
+    (1 << 20) + i for i in (2, 3, 4)
+)  # streams beside the clients', whose ids are smaller
 RUNS, BANK = 0, 1  # partitions of runs people see, and those of meta-training
 PARTITIONS = 64  # of a bank
 
@@ -42,7 +45,8 @@ class Population:
 
 @dataclass(frozen=True)
 class Plan:
-    """A population on some data, in numbers: N clients of at most n samples, K of them a round, H steps of B.
+    """A population on some data, in numbers: N clients of at most n samples, K of them a round, H
+    steps of B.
 
     uneven: whether clients may take different numbers of steps
     """
@@ -66,8 +70,8 @@ class Plan:
 class Bank:
     """Partitions drawn beforehand [M, …], of which every run of meta-training takes one.
 
-    To draw one on the device would take a loop over clients, whose choices depend on what others left, as long as many
-    rounds; a run that begins anew only picks.
+    To draw one on the device would take a loop over clients, whose choices depend on what others
+    left, as long as many rounds; a run that begins anew only picks.
     """
 
     populations: Population
@@ -80,13 +84,14 @@ class Bank:
         return jax.tree.map(lambda x: x[index], self.populations)
 
 
-# --- who has what -----------------------------------------------------------------------------------------------------
+# --- who has what ---------------------------------------------------------------------------------
 
 
 def settle(
     options: Federated, task: Task, workers: int, batch: int, kind: int, seeds: Sequence[int]
 ) -> tuple[Plan, Population]:
-    """The plan of a population and one partition of the task's data for each seed, leaves [S, …]; or why it cannot."""
+    """The plan of a population and one partition of the task's data for each seed, leaves [S, …];
+    or why it cannot."""
     client_sizes(rows_of(task), options.population, 0.0, generator())  # are there too many of them?
     _check_sampled(workers, options.population)
     population = draw_populations(options, task, kind, seeds)
@@ -96,7 +101,9 @@ def settle(
 def rows_of(task: Task) -> int:
     """How many rows the train split has; data that streams has none to give to anybody."""
     if not isinstance(task.feed, Resident):
-        raise LaconicError(f"{task.name} streams its data, so it cannot be divided among clients; use a subset.")
+        raise LaconicError(
+            f"{task.name} streams its data, so it cannot be divided among clients; use a subset."
+        )
     return task.feed.size()
 
 
@@ -113,7 +120,8 @@ def plan_for(options: Federated, population: Population, workers: int, batch: in
     H = options.epochs * samples // batch
     if H < 1:
         raise LaconicError(
-            f"{options.epochs} epochs of a client's {samples} samples make no minibatch of {batch}; lower the batch, "
+            f"{options.epochs} epochs of a client's {samples} samples make no minibatch of "
+            f"{batch}; lower the batch, "
             f"or ask for fewer than {N} clients."
         )
     differ = bool(np.any(np.asarray(population.sizes) != samples))
@@ -123,40 +131,60 @@ def plan_for(options: Federated, population: Population, workers: int, batch: in
 def _check_sampled(workers: int, clients: int) -> None:
     if workers > clients:
         raise LaconicError(
-            f"{workers} of {clients} clients cannot be sampled for a round; lower workers, or ask for more clients."
+            f"{workers} of {clients} clients cannot be sampled for a round; lower workers, or ask "
+            "for more clients."
         )
 
 
 def population_of(rows: Sequence[np.ndarray]) -> Population:
-    """A population from each client's row numbers, the same for one seed [1, …]; a client with no data is refused."""
+    """A population from each client's row numbers, the same for one seed [1, …]; a client with no
+    data is refused."""
     empty = [i for i, own in enumerate(rows) if len(own) == 0]
     if empty or not len(rows):
         who = f"client {empty[0]} has no data" if empty else "there are no clients"
-        raise LaconicError(f"{who}: every client of a population needs at least one sample; leave such clients out.")
+        raise LaconicError(
+            f"{who}: every client of a population needs at least one sample; leave such clients "
+            "out."
+        )
     for i, own in enumerate(map(np.asarray, rows)):
-        if own.ndim != 1 or own.dtype.kind not in "iu" or own.min() < 0 or own.max() > np.iinfo(np.int32).max:
+        if (
+            own.ndim != 1
+            or own.dtype.kind not in "iu"
+            or own.min() < 0
+            or own.max() > np.iinfo(np.int32).max
+        ):
             raise LaconicError(
-                f"client {i} has no list of row numbers: give each the rows of the train split that are its own, as "
+                f"client {i} has no list of row numbers: give each the rows of the train split "
+                "that are its own, as "
                 "whole numbers counted from 0; of a mask take np.flatnonzero."
             )
     return _stacked([rows])
 
 
 def check_rows(population: Population, task: Task) -> None:
-    """Refuse a population of other data: a row that is not there would be read as the nearest one that is."""
-    samples, first, last = rows_of(task), int(jnp.min(population.rows)), int(jnp.max(population.rows))
+    """Refuse a population of other data: a row that is not there would be read as the nearest one
+    that is."""
+    samples, first, last = (
+        rows_of(task),
+        int(jnp.min(population.rows)),
+        int(jnp.max(population.rows)),
+    )
     if first < 0 or last >= samples:
         wrong = first if first < 0 else last
         raise LaconicError(
-            f"a client has row {wrong}, and the train split of {task.name} has rows 0 to {samples - 1}: give rows of "
+            f"a client has row {wrong}, and the train split of {task.name} has rows 0 to "
+            f"{samples - 1}: give rows of "
             "that split."
         )
 
 
 def _stacked(partitions: Sequence[Sequence[np.ndarray]]) -> Population:
-    """Partitions as arrays [S, N, n], n being the largest client of all; shorter ones repeat their rows."""
+    """Partitions as arrays [S, N, n], n being the largest client of all; shorter ones repeat their
+    rows."""
     sizes_SN = np.array([[len(own) for own in rows] for rows in partitions], np.int32)
-    rows_SNn = np.array([[np.resize(own, sizes_SN.max()) for own in rows] for rows in partitions], np.int32)
+    rows_SNn = np.array(
+        [[np.resize(own, sizes_SN.max()) for own in rows] for rows in partitions], np.int32
+    )
     return Population(jnp.asarray(rows_SNn), jnp.asarray(sizes_SN))
 
 
@@ -174,9 +202,12 @@ def draw_rows(options: Federated, task: Task, *seed: int) -> list[np.ndarray]:
 def labels_of(task: Task) -> np.ndarray:
     """The class of every row of the train split."""
     train: Any = task.feed.splits.get("train")
-    if not isinstance(train, dict) or not jnp.issubdtype(getattr(train.get("y"), "dtype", float), jnp.integer):
+    if not isinstance(train, dict) or not jnp.issubdtype(
+        getattr(train.get("y"), "dtype", float), jnp.integer
+    ):
         raise LaconicError(
-            f"{task.name} has no class labels to mix (whole numbers 'y' in its train split); leave federated.alpha out."
+            f"{task.name} has no class labels to mix (whole numbers 'y' in its train split); leave "
+            "federated.alpha out."
         )
     return np.asarray(train["y"]).reshape(len(train["y"]), -1)[:, 0]
 
@@ -186,7 +217,7 @@ def draw_populations(options: Federated, task: Task, kind: int, seeds: Sequence[
     return _stacked([draw_rows(options, task, kind, seed) for seed in seeds])
 
 
-# --- a round ----------------------------------------------------------------------------------------------------------
+# --- a round --------------------------------------------------------------------------------------
 
 
 def draw_population(plan: Plan, population: Population, state: RoundState) -> Items:
@@ -199,7 +230,9 @@ def draw_population(plan: Plan, population: Population, state: RoundState) -> It
     orders_KEn = jax.vmap(partial(shuffles, plan))(keys_K2[:, 0], sizes_K)
     present = presence(state, K, options.dropout) if options.dropout else None
     if not plan.uneven:
-        stream = jax.vmap(lambda own, orders: own[orders].reshape(-1)[: plan.local_steps * B])(rows_Kn, orders_KEn)
+        stream = jax.vmap(lambda own, orders: own[orders].reshape(-1)[: plan.local_steps * B])(
+            rows_Kn, orders_KEn
+        )
         return Items(stream.reshape(K, plan.local_steps, B), keys_K2[:, 1], ids_K, present)
     batches = jax.vmap(partial(cut, plan))(rows_Kn, orders_KEn, sizes_K)
     steps_K = steps_of(plan, sizes_K, jax.random.fold_in(round_key, LABOUR))
@@ -226,14 +259,22 @@ def shuffles(plan: Plan, key: jax.Array, size: jax.Array) -> jax.Array:
 
 
 def cut(plan: Plan, own_n: jax.Array, orders_En: jax.Array, size: jax.Array) -> jax.Array:
-    """E epochs of a client's samples one after the other, in minibatches [H, B]; from the beginning again if short."""
+    """E epochs of a client's samples one after the other, in minibatches [H, B]; from the beginning
+    again if short."""
     at = jnp.arange(plan.local_steps * plan.batch) % (plan.options.epochs * size)
     return own_n[orders_En[at // size, at % size]].reshape(plan.local_steps, plan.batch)
 
 
 def steps_of(plan: Plan, sizes_K: jax.Array, key: jax.Array) -> jax.Array:
-    """Steps that each sampled client takes [K]: those its data allows, or a share of them, and at least one."""
+    """Steps that each sampled client takes [K]: those its data allows, or a share of them, and at
+    least one."""
     full_K = jnp.clip(plan.options.epochs * sizes_K // plan.batch, 1, plan.local_steps)
     least = plan.options.least_work
-    share_K = jax.random.uniform(key, sizes_K.shape, minval=least, maxval=1.0) if least < 1 else jnp.ones(len(sizes_K))
-    return jnp.clip(jnp.round(share_K * full_K.astype(jnp.float32)), 1, full_K.astype(jnp.float32)).astype(jnp.int32)
+    share_K = (
+        jax.random.uniform(key, sizes_K.shape, minval=least, maxval=1.0)
+        if least < 1
+        else jnp.ones(len(sizes_K))
+    )
+    return jnp.clip(
+        jnp.round(share_K * full_K.astype(jnp.float32)), 1, full_K.astype(jnp.float32)
+    ).astype(jnp.int32)

@@ -12,11 +12,14 @@ from laconic.flower.replies import Fault, Refused, Reply, weight_of
 
 
 def aggregate(
-    contents: Sequence[RecordDict], weighted_by: str, how: Callable[[list[RecordDict], str], MetricRecord]
+    contents: Sequence[RecordDict],
+    weighted_by: str,
+    how: Callable[[list[RecordDict], str], MetricRecord],
 ) -> MetricRecord | None:
     """The mean metrics of the replies that can be averaged with each other; None without any.
 
-    Those whose metrics have other names or lengths than most, or are not finite where others' are, are left out.
+    Those whose metrics have other names or lengths than most, or are not finite where others' are,
+    are left out.
     """
     heavy = [content for content in contents if weight_of(content, weighted_by) > 0]
     if not heavy:
@@ -26,14 +29,19 @@ def aggregate(
     return how([content for content in alike if _finite(content)] or alike, weighted_by)
 
 
-def evaluations(replies: Iterable[Message], weighted_by: str) -> tuple[list[RecordDict], list[Refused]]:
-    """What replies to an evaluation hold, in the order of node ids, and which of them are of no use."""
+def evaluations(
+    replies: Iterable[Message], weighted_by: str
+) -> tuple[list[RecordDict], list[Refused]]:
+    """What replies to an evaluation hold, in the order of node ids, and which of them are of no
+    use."""
     good, bad = {}, []
     for message in replies:
         node = message.metadata.src_node_id
         try:
             if message.has_error():
-                raise Fault("failed", message.error.reason or "the client failed without saying why")
+                raise Fault(
+                    "failed", message.error.reason or "the client failed without saying why"
+                )
             if len(message.content.metric_records) != 1:
                 raise Fault("records", "a reply has exactly one MetricRecord")
             weight_of(message.content, weighted_by)
@@ -44,9 +52,13 @@ def evaluations(replies: Iterable[Message], weighted_by: str) -> tuple[list[Reco
 
 
 def tally(
-    metrics: MetricRecord | None, asked: Sequence[int], good: Sequence[Reply], bad: Sequence[Refused]
+    metrics: MetricRecord | None,
+    asked: Sequence[int],
+    good: Sequence[Reply],
+    bad: Sequence[Refused],
 ) -> MetricRecord:
-    """The metrics with the round's counts: clients that counted, were dropped (and why), and failed or kept silent."""
+    """The metrics with the round's counts: clients that counted, were dropped (and why), and failed
+    or kept silent."""
     reasons = Counter(one.reason for one in bad)
     failed = reasons.pop("failed", 0)
     silent = len(asked) - len({one.node for one in (*good, *bad)} & set(asked))
@@ -55,7 +67,9 @@ def tally(
         "clients-dropped": sum(reasons.values()),
         "clients-failed": failed + silent,
     }
-    counts |= {f"dropped-{reason.replace(' ', '-')}": count for reason, count in sorted(reasons.items())}
+    counts |= {
+        f"dropped-{reason.replace(' ', '-')}": count for reason, count in sorted(reasons.items())
+    }
     return MetricRecord({**(metrics or {}), **counts})
 
 
@@ -65,10 +79,17 @@ def _numbers(content: RecordDict) -> dict[str, Any]:
 
 
 def _form(content: RecordDict) -> tuple[tuple[str, int], ...]:
-    lengths = {key: len(value) if isinstance(value, list) else -1 for key, value in _numbers(content).items()}
+    lengths = {
+        key: len(value) if isinstance(value, list) else -1
+        for key, value in _numbers(content).items()
+    }
     return tuple(sorted(lengths.items()))
 
 
 def _finite(content: RecordDict) -> bool:
-    values = [x for value in _numbers(content).values() for x in (value if isinstance(value, list) else [value])]
+    values = [
+        x
+        for value in _numbers(content).values()
+        for x in (value if isinstance(value, list) else [value])
+    ]
     return all(math.isfinite(x) for x in values)

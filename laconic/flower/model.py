@@ -1,7 +1,9 @@
-"""The model that a strategy trains, as Flower carries it: named arrays, of which the outer optimizer moves some.
+"""The model that a strategy trains, as Flower carries it: named arrays, of which the outer
+optimizer moves some.
 
-Statistics such as BatchNorm's running mean are no parameters: they are averaged, and whole numbers take the largest.
-Everything else goes to the outer optimizer in float32 and as [in, out] or HWIO, whatever the clients keep it as.
+Statistics such as BatchNorm's running mean are no parameters: they are averaged, and whole numbers
+take the largest. Everything else goes to the outer optimizer in float32 and as [in, out] or HWIO,
+whatever the clients keep it as.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,8 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """The forms of all arrays in their order, the names of those that are averaged, and how the others are laid out."""
+    """The forms of all arrays in their order, the names of those that are averaged, and how the
+    others are laid out."""
 
     forms: dict[str, Form]
     averaged: frozenset[str]
@@ -42,19 +45,25 @@ class Model:
         forms = {name: Form(x.dtype, x.shape) for name, x in arrays.items()}
         kept = {name for name in forms if any(fnmatchcase(name, pattern) for pattern in averaged)}
         kept |= {name for name, form in forms.items() if form.dtype.kind in "iub"}
-        wrong = sorted({f.dtype.name for f in forms.values() if f.dtype.kind not in "iub"} - set(FLOATS))
+        wrong = sorted(
+            {f.dtype.name for f in forms.values() if f.dtype.kind not in "iub"} - set(FLOATS)
+        )
         if wrong:
             raise LaconicError(
-                f"the model has arrays of {', '.join(wrong)}, which no outer step is defined for: keep parameters as "
+                f"the model has arrays of {', '.join(wrong)}, which no outer step is defined for: "
+                "keep parameters as "
                 f"{', '.join(FLOATS)} and leave everything else out of the ArrayRecord."
             )
         if kept == set(forms):
             raise LaconicError(
-                f"of {len(forms)} initial arrays none is a parameter, so there is nothing to train: give the model's "
+                f"of {len(forms)} initial arrays none is a parameter, so there is nothing to "
+                "train: give the model's "
                 "weights as floating-point arrays, under names that `averaged` does not match."
             )
         if not all_finite(arrays):
-            raise LaconicError("the initial arrays hold NaN or infinity: no client could start from them.")
+            raise LaconicError(
+                "the initial arrays hold NaN or infinity: no client could start from them."
+            )
         return cls(forms, frozenset(kept), layout)
 
     @property
@@ -69,21 +78,28 @@ class Model:
     def delta(self, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Arrays:
         """Δ = W_before − W_after of the parameters, as the outer optimizer takes it."""
         with np.errstate(over="ignore"):  # what overflows is infinite, and the guard refuses that
-            return {name: self._inputs_first(_wide(before[name]) - _wide(after[name])) for name in self.learned}
+            return {
+                name: self._inputs_first(_wide(before[name]) - _wide(after[name]))
+                for name in self.learned
+            }
 
     def moved(self, before: Mapping[str, np.ndarray], updates: Mapping[str, np.ndarray]) -> Arrays:
         """The parameters after the outer optimizer's updates, in their own dtypes and layout."""
         found = {}
         for name in self.learned:
             form = self.forms[name]
-            update = np.transpose(updates[name], np.argsort(axis_order(len(form.shape), self.layout)))
+            update = np.transpose(
+                updates[name], np.argsort(axis_order(len(form.shape), self.layout))
+            )
             with np.errstate(over="ignore"):
                 found[name] = (_wide(before[name]) + update).astype(form.dtype)
         return found
 
     def _inputs_first(self, x: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return np.asarray(np.transpose(x, axis_order(x.ndim, self.layout)), np.float32, order="C")
+            return np.asarray(
+                np.transpose(x, axis_order(x.ndim, self.layout)), np.float32, order="C"
+            )
 
 
 def check_layout(layout: str) -> None:
@@ -95,7 +111,10 @@ def check_layout(layout: str) -> None:
 def check_patterns(averaged: Sequence[str]) -> None:
     """Refuse a bare string, whose letters would each be a pattern."""
     if isinstance(averaged, str):
-        raise LaconicError(f"averaged is a list of patterns of names, got the string {averaged!r}: put it in a list.")
+        raise LaconicError(
+            f"averaged is a list of patterns of names, got the string {averaged!r}: put it in a "
+            "list."
+        )
 
 
 def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:

@@ -10,10 +10,14 @@ from laconic.zoo import load, published
 from laconic.zoo.file import SUFFIX
 
 FLOWERS_MINIMUM = 2  # of clients to sample, unless told otherwise
-NEXT_TO_NONE = 1e-9  # a fraction of nodes that rounds down to nobody, so that the minimum decides how many are sampled
-NO_SERVERS = {  # methods of `laconic compare` that are more than an outer optimizer, and what to do instead
-    "fedprox": "its clients hold back and its server averages: take fedavg, and add the proximal term in your clients",
-    "scaffold": "its clients and its server exchange control variates, which replies here do not carry: take fedavgm",
+# a fraction of nodes that rounds down to nobody, so that the minimum decides how many are sampled
+NEXT_TO_NONE = 1e-9
+# methods of `laconic compare` that are more than an outer optimizer, and what to do instead
+NO_SERVERS = {
+    "fedprox": "its clients hold back and its server averages: take fedavg, and add the proximal "
+    "term in your clients",
+    "scaffold": "its clients and its server exchange control variates, which replies here do not "
+    "carry: take fedavgm",
     "sgd": "it takes no local steps: take fedavg, or optax:name=sgd",
     "adam": "it takes no local steps: take optax:name=adam, or fedadam",
     "small-batch-sgd": "it is one machine with all data: take fedavg",
@@ -21,7 +25,8 @@ NO_SERVERS = {  # methods of `laconic compare` that are more than an outer optim
 
 
 class Chosen(NamedTuple):
-    """An outer optimizer, the name it was asked for by, and how many clients Flower is to sample for it."""
+    """An outer optimizer, the name it was asked for by, and how many clients Flower is to sample
+    for it."""
 
     label: str
     outer: OuterOptimizer
@@ -30,37 +35,53 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    optimizer: str | os.PathLike[str] | OuterOptimizer, min_train_nodes: int | None, fraction_train: float | None
+    optimizer: str | os.PathLike[str] | OuterOptimizer,
+    min_train_nodes: int | None,
+    fraction_train: float | None,
 ) -> Chosen:
     """An outer optimizer as `laconic compare` spells it, from a file, or as it is."""
-    label, outer = ("own", optimizer) if isinstance(optimizer, OuterOptimizer) else _named(optimizer, min_train_nodes)
+    label, outer = (
+        ("own", optimizer)
+        if isinstance(optimizer, OuterOptimizer)
+        else _named(optimizer, min_train_nodes)
+    )
     K = outer.workers
     if K is None:
         minimum = FLOWERS_MINIMUM if min_train_nodes is None else min_train_nodes
         return Chosen(label, outer, 1.0 if fraction_train is None else fraction_train, minimum)
     if fraction_train is not None:
-        raise LaconicError(f"{label} samples exactly K = {K} clients a round: leave fraction_train out.")
+        raise LaconicError(
+            f"{label} samples exactly K = {K} clients a round: leave fraction_train out."
+        )
     if min_train_nodes not in (None, K):
         raise LaconicError(
-            f"{label} looks at each client's change and was made for K = {K} of them, and min_train_nodes says "
-            f"{min_train_nodes}: leave that out, or take an optimizer of the mean such as lopt-a-general."
+            f"{label} looks at each client's change and was made for K = {K} of them, and "
+            "min_train_nodes says "
+            f"{min_train_nodes}: leave that out, or take an optimizer of the mean such as "
+            "lopt-a-general."
         )
     return Chosen(label, outer, NEXT_TO_NONE, K)
 
 
-def _named(optimizer: str | os.PathLike[str], min_train_nodes: int | None) -> tuple[str, OuterOptimizer]:
+def _named(
+    optimizer: str | os.PathLike[str], min_train_nodes: int | None
+) -> tuple[str, OuterOptimizer]:
     if not isinstance(optimizer, str | os.PathLike):
         raise LaconicError(
-            f"a {type(optimizer).__name__} is no outer optimizer: give a name, a .safetensors file or an "
+            f"a {type(optimizer).__name__} is no outer optimizer: give a name, a .safetensors file "
+            "or an "
             "OuterOptimizer, which laconic.from_optax makes of any optax optimizer."
         )
     spec = os.fspath(optimizer)
     name = spec.partition(":")[0]
     if name in NO_SERVERS:
         raise LaconicError(f"{name} cannot be a Flower strategy: {NO_SERVERS[name]}.")
-    # A published one says its own K, which `choose` compares; an untrained one is made for as many as are sampled.
+    # A published one says its own K, which `choose` compares; an untrained one is made for as many
+    # as are sampled.
     made_for = load(name).learned.workers if name in published() or name.endswith(SUFFIX) else None
     method = parse_method(spec, made_for or min_train_nodes or FLOWERS_MINIMUM)
     if method.compressor.name != "dense":
-        raise LaconicError(f"optimizer {spec!r}: Flower's clients send whole arrays; leave compress out.")
+        raise LaconicError(
+            f"optimizer {spec!r}: Flower's clients send whole arrays; leave compress out."
+        )
     return spec, method.outer

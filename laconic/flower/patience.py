@@ -1,6 +1,8 @@
-"""A grid that does not wait for the last: once half have answered, the rest get a multiple of the time that took.
+"""A grid that does not wait for the last: once half have answered, the rest get a multiple of the
+time that took.
 
-Flower waits for a client that died until its heartbeats are missed, about a minute, or until the round's timeout.
+Flower waits for a client that died until its heartbeats are missed, about a minute, or until the
+round's timeout.
 """
 # pyright: reportMissingImports=false
 
@@ -22,12 +24,14 @@ def check_patience(patience: float | None) -> None:
     """Refuse to wait for less than half of the clients."""
     if patience is not None and not patience >= 1:
         raise LaconicError(
-            f"patience says how many times as long as the median client to wait, at least 1, got {patience}."
+            "patience says how many times as long as the median client to wait, at least 1, got "
+            f"{patience}."
         )
 
 
 class PatientGrid(Grid):
-    """Another grid, whose `send_and_receive` ends when those who are late have had `patience` times the median time."""
+    """Another grid, whose `send_and_receive` ends when those who are late have had `patience` times
+    the median time."""
 
     def __init__(
         self,
@@ -48,7 +52,12 @@ class PatientGrid(Grid):
         return self._grid.run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """As the other grid."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
@@ -65,7 +74,9 @@ class PatientGrid(Grid):
         """As the other grid."""
         return self._grid.pull_messages(message_ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Send, and wait for all replies, for `timeout`, or for as long as patience lasts."""
         waiting, replies, times = set(self._grid.push_messages(messages)), [], []
         asked, begun = len(waiting), self._clock()

@@ -1,6 +1,8 @@
-"""What a client sent back, read with suspicion: a reply is whole and of the model's own form, or it is refused.
+"""What a client sent back, read with suspicion: a reply is whole and of the model's own form, or it
+is refused.
 
-Nothing here looks at how large numbers are; that is the guard's part, which needs everyone's replies.
+Nothing here looks at how large numbers are; that is the guard's part, which needs everyone's
+replies.
 """
 # pyright: reportMissingImports=false
 
@@ -18,7 +20,8 @@ SHOWN = 3  # how many names a reason lists
 
 
 class Reply(NamedTuple):
-    """A reply of the right form: who sent it, its Δ, its statistics, how much it counts, and all of its content."""
+    """A reply of the right form: who sent it, its Δ, its statistics, how much it counts, and all of
+    its content."""
 
     node: int
     delta: Arrays
@@ -47,7 +50,9 @@ def read(message: Message, model: Model, before: Arrays, weighted_by: str) -> Re
     """One reply to a training message that sent the weights `before`."""
     node = message.metadata.src_node_id
     if message.has_error():
-        return Refused(node, "failed", message.error.reason or "the client failed without saying why")
+        return Refused(
+            node, "failed", message.error.reason or "the client failed without saying why"
+        )
     try:
         content = message.content
         if len(content.array_records) != 1 or len(content.metric_records) != 1:
@@ -93,17 +98,24 @@ def _arrays(record: ArrayRecord, model: Model) -> Arrays:
 
 
 def _array(name: str, array: Array, form: Form) -> np.ndarray:
-    """The array without a copy, once its header says what is wanted and its bytes are as many as that takes."""
+    """The array without a copy, once its header says what is wanted and its bytes are as many as
+    that takes."""
     try:
         (shape, column_major, dtype), data = _parse(array)
-    except Exception as error:  # whatever a stranger's bytes make the parser raise, the reply is at fault
+    except (
+        Exception
+    ) as error:  # whatever a stranger's bytes make the parser raise, the reply is at fault
         raise Fault("garbage", f"{name} is no NumPy array ({type(error).__name__})") from error
     if shape != form.shape:
         raise Fault("shape", f"{name} is {shape}, not {form.shape}")
     if dtype != form.dtype:
-        raise Fault("dtype", f"{name} is {dtype}, not {form.dtype}: send the dtype that was received")
+        raise Fault(
+            "dtype", f"{name} is {dtype}, not {form.dtype}: send the dtype that was received"
+        )
     if len(data) != form.dtype.itemsize * math.prod(form.shape):
-        raise Fault("garbage", f"{name} has {len(data)} bytes of data, which its shape does not take")
+        raise Fault(
+            "garbage", f"{name} has {len(data)} bytes of data, which its shape does not take"
+        )
     return np.frombuffer(data, form.dtype).reshape(form.shape, order="F" if column_major else "C")
 
 

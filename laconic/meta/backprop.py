@@ -1,7 +1,8 @@
 """Truncated backpropagation through the unroll: a check of the other estimators, and a baseline.
 
-The gradient of a truncation's mean loss with respect to φ, with the run's state at its start held constant. Exact where
-a truncation is a whole run; biased, like truncated ES, where it is not. It stores the whole unroll, so keep it short.
+The gradient of a truncation's mean loss with respect to φ, with the run's state at its start held
+constant. Exact where a truncation is a whole run; biased, like truncated ES, where it is not. It
+stores the whole unroll, so keep it short.
 """
 
 from functools import partial
@@ -43,7 +44,8 @@ def backprop(
     horizon: Horizon = Horizon(),
     reset_diverged: bool = True,
 ) -> GradientEstimator:
-    """Truncated backpropagation over `pairs` single runs; it has no perturbations, so `sigma` plays no part."""
+    """Truncated backpropagation over `pairs` single runs; it has no perturbations, so `sigma` plays
+    no part."""
     del sigma
     require_positive(pairs=pairs, truncation=truncation)
     horizon.check_truncation(truncation)
@@ -59,8 +61,12 @@ def backprop(
 
     def estimate(theta: Theta, state: Runs, key: jax.Array) -> tuple[Theta, Runs, Metrics]:
         keys_N3 = group_keys(state.clock, key)
-        (losses_N, runs), gradients_N = jax.vmap(partial(jax.value_and_grad(loss, has_aux=True), theta))(state.runs)
-        hopeless_N = (losses_N >= problem.ceiling * (1 - 1e-6)) & reset_diverged | ~jnp.isfinite(losses_N)
+        (losses_N, runs), gradients_N = jax.vmap(
+            partial(jax.value_and_grad(loss, has_aux=True), theta)
+        )(state.runs)
+        hopeless_N = (losses_N >= problem.ceiling * (1 - 1e-6)) & reset_diverged | ~jnp.isfinite(
+            losses_N
+        )
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
         runs = where_N(over_N, begin_all(problem, theta, keys_N3[:, 1]), runs)
         # Behind the ceiling a diverged run's gradient is 0·∞: such a run teaches nothing.

@@ -1,9 +1,10 @@
-"""What a gradient estimator is, and the bookkeeping all of them share: runs that end and begin anew.
+"""What a gradient estimator is, and the bookkeeping all of them share: runs that end and begin
+anew.
 
-Estimators keep N groups of training runs under way (for the antithetic ones a group is a pair, + and −). Each group has
-its own key, its own length κ and its own count c of rounds; it begins anew once c ≥ κ, and only between truncations, so
-the unroll itself has no branches. What is random about group i depends on (key, i) alone, not on where it
-runs.
+Estimators keep N groups of training runs under way (for the antithetic ones a group is a pair, +
+and −). Each group has its own key, its own length κ and its own count c of rounds; it begins anew
+once c ≥ κ, and only between truncations, so the unroll itself has no branches. What is random about
+group i depends on (key, i) alone, not on where it runs.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from laconic.outer.learned import Theta
 
 
 class Metrics(NamedTuple):
-    """What each group showed in a truncation, all [N]: its mean capped loss, and whether it began anew after it."""
+    """What each group showed in a truncation, all [N]: its mean capped loss, and whether it began
+    anew after it."""
 
     loss: jax.Array
     reset: jax.Array
@@ -27,8 +29,8 @@ class Metrics(NamedTuple):
 class GradientEstimator(NamedTuple):
     """init: (φ, key) → state · estimate: (φ, state, key) → (gradient, state, metrics).
 
-    Every leaf of the state has the groups along its first axis, and the gradient is a mean over groups: so a part of
-    the groups gives a part of the gradient, on whichever device it lies.
+    Every leaf of the state has the groups along its first axis, and the gradient is a mean over
+    groups: so a part of the groups gives a part of the gradient, on whichever device it lies.
     """
 
     init: Callable[[Theta, jax.Array], Any]
@@ -36,7 +38,8 @@ class GradientEstimator(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """A group's number, the rounds c its run has done, the rounds κ it lives, and the outer steps so far, all [N]."""
+    """A group's number, the rounds c its run has done, the rounds κ it lives, and the outer steps
+    so far, all [N]."""
 
     group: jax.Array
     done: jax.Array
@@ -62,12 +65,16 @@ def group_keys(clock: Clock, key: jax.Array) -> jax.Array:
     return jax.vmap(lambda group: jax.random.split(jax.random.fold_in(key, group), 3))(clock.group)
 
 
-def tick(clock: Clock, truncation: int, hopeless_N: jax.Array, horizon: Horizon, keys_N: jax.Array) -> tuple:
+def tick(
+    clock: Clock, truncation: int, hopeless_N: jax.Array, horizon: Horizon, keys_N: jax.Array
+) -> tuple:
     """After a truncation (Algorithm 2's c and κ) → the clocks, and who begins anew [N]."""
     done = clock.done + truncation
     over = (done >= clock.horizon) | hopeless_N
     fresh = jax.vmap(horizon.sample)(keys_N, clock.age)
-    return Clock(clock.group, jnp.where(over, 0, done), jnp.where(over, fresh, clock.horizon), clock.age + 1), over
+    return Clock(
+        clock.group, jnp.where(over, 0, done), jnp.where(over, fresh, clock.horizon), clock.age + 1
+    ), over
 
 
 def where_N(flag_N: jax.Array, yes: Any, no: Any) -> Any:

@@ -11,10 +11,11 @@ from laconic.errors import LaconicError
 
 @dataclass(frozen=True)
 class Horizon:
-    """Lengths drawn log-uniformly from [shortest, longest] rounds, so that early rounds are seen most often.
+    """Lengths drawn log-uniformly from [shortest, longest] rounds, so that early rounds are seen
+    most often.
 
-    With `ramp` > 0 the longest one grows with the outer steps, geometrically from the shortest to its full value after
-    `ramp` of them: first learn to begin well, then to go on.
+    With `ramp` > 0 the longest one grows with the outer steps, geometrically from the shortest to
+    its full value after `ramp` of them: first learn to begin well, then to go on.
     """
 
     shortest: int = 100
@@ -23,14 +24,19 @@ class Horizon:
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
-            raise LaconicError(f"horizons need 1 ≤ shortest ≤ longest, got {self.shortest} and {self.longest}.")
+            raise LaconicError(
+                f"horizons need 1 ≤ shortest ≤ longest, got {self.shortest} and {self.longest}."
+            )
         if self.ramp < 0:
             raise LaconicError(f"the ramp of horizons is a number of outer steps, got {self.ramp}.")
 
     def check_truncation(self, truncation: int) -> None:
         """Refuse to unroll more rounds at a time than any run has."""
         if truncation > self.longest:
-            raise LaconicError(f"a truncation of {truncation} rounds is longer than the longest run, {self.longest}.")
+            raise LaconicError(
+                f"a truncation of {truncation} rounds is longer than the longest run, "
+                f"{self.longest}."
+            )
 
     def sample(self, key: jax.Array, age: jax.Array | int = 0) -> jax.Array:
         """One length, for a run that begins in outer step `age`."""

@@ -1,14 +1,17 @@
-"""Persistent evolution strategies (Vicol et al., 2021; the paper's Algorithm 2), and plain evolution strategies.
+"""Persistent evolution strategies (Vicol et al., 2021; the paper's Algorithm 2), and plain
+evolution strategies.
 
-N antithetic pairs, σ the perturbations' standard deviation. In each truncation of T rounds a pair draws ε ~ N(0, σ²I),
-goes on with its two runs under φ + ε and φ − ε on the same data, and sees their mean losses L⁺ and L⁻:
+N antithetic pairs, σ the perturbations' standard deviation. In each truncation of T rounds a pair
+draws ε ~ N(0, σ²I), goes on with its two runs under φ + ε and φ − ε on the same data, and sees
+their mean losses L⁺ and L⁻:
 
     ξ ← ξ + ε        (PES: all that perturbed this run so far; 0 when it begins anew)
     ξ ← ε            (ES: only this truncation's)
     g = 1/N Σ ξ·(L⁺ − L⁻) / (2σ²)
 
-PES is an unbiased estimate of the gradient of the smoothed loss of whole runs; ES forgets how earlier truncations led
-to this one, which makes it short-sighted unless a truncation is a whole run. N pairs are the paper's 2N particles.
+PES is an unbiased estimate of the gradient of the smoothed loss of whole runs; ES forgets how
+earlier truncations led to this one, which makes it short-sighted unless a truncation is a whole
+run. N pairs are the paper's 2N particles.
 """
 
 from collections.abc import Callable
@@ -54,7 +57,8 @@ def pes(
     horizon: Horizon = Horizon(),
     reset_diverged: bool = True,
 ) -> GradientEstimator:
-    """Persistent evolution strategies; `reset_diverged` ends a pair early once both its runs sit at the ceiling."""
+    """Persistent evolution strategies; `reset_diverged` ends a pair early once both its runs sit at
+    the ceiling."""
     return _antithetic(problem, _persist, pairs, truncation, sigma, horizon, reset_diverged)
 
 
@@ -67,7 +71,8 @@ def es(
     horizon: Horizon = Horizon(),
     reset_diverged: bool = True,
 ) -> GradientEstimator:
-    """Truncated evolution strategies; with `Horizon(truncation, truncation)` every unroll is a whole run."""
+    """Truncated evolution strategies; with `Horizon(truncation, truncation)` every unroll is a
+    whole run."""
     return _antithetic(problem, _forget, pairs, truncation, sigma, horizon, reset_diverged)
 
 
@@ -99,7 +104,9 @@ def _antithetic(
     def estimate(theta: Theta, state: Pairs, key: jax.Array) -> tuple[Theta, Pairs, Metrics]:
         keys_N3 = group_keys(state.clock, key)
         eps = jax.vmap(partial(perturbation, theta, sigma))(keys_N3[:, 0])
-        runs, losses_N2 = jax.vmap(partial(_unroll_pair, problem, theta, truncation))(state.runs, eps)
+        runs, losses_N2 = jax.vmap(partial(_unroll_pair, problem, theta, truncation))(
+            state.runs, eps
+        )
         xi = jax.tree.map(remember, state.xi, eps)
         gradient = jax.tree.map(partial(_correlate, losses_N2, sigma), xi)
         hopeless_N = jnp.all(losses_N2 >= problem.ceiling * (1 - 1e-6), axis=1) & reset_diverged
@@ -113,7 +120,8 @@ def _antithetic(
 
 
 def perturbation(theta: Theta, sigma: float, key: jax.Array) -> Theta:
-    """ε ~ N(0, σ²I) in the shape of φ; one long draw cut up, because each separate one would be compiled anew."""
+    """ε ~ N(0, σ²I) in the shape of φ; one long draw cut up, because each separate one would be
+    compiled anew."""
     flat, unflatten = ravel_pytree(theta)
     return unflatten(sigma * jax.random.normal(key, flat.shape, flat.dtype))
 
@@ -123,7 +131,9 @@ def twice(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.stack([x, x], axis=1), tree)
 
 
-def _unroll_pair(problem: InnerProblem, theta: Theta, truncation: int, runs: Any, eps: Theta) -> tuple[Any, jax.Array]:
+def _unroll_pair(
+    problem: InnerProblem, theta: Theta, truncation: int, runs: Any, eps: Theta
+) -> tuple[Any, jax.Array]:
     """Both signs of one pair, on the same items → their runs and mean capped losses [2]."""
     items = problem.draw(jax.tree.map(lambda x: x[0], runs), truncation)
 
@@ -137,11 +147,15 @@ def _unroll_pair(problem: InnerProblem, theta: Theta, truncation: int, runs: Any
 
 def _correlate(losses_N2: jax.Array, sigma: float, xi_N: jax.Array) -> jax.Array:
     # Without a ceiling a run can diverge to infinity: such a pair teaches nothing, and begins anew.
-    difference_N = jnp.where(jnp.all(jnp.isfinite(losses_N2), axis=1), losses_N2[:, 0] - losses_N2[:, 1], 0)
+    difference_N = jnp.where(
+        jnp.all(jnp.isfinite(losses_N2), axis=1), losses_N2[:, 0] - losses_N2[:, 1], 0
+    )
     difference_N /= 2 * sigma**2
     return jnp.mean(xi_N * difference_N.reshape(-1, *[1] * (xi_N.ndim - 1)), axis=0)
 
 
 def _zeros(tree: Theta, groups: int | None) -> Theta:
     """Zeros like the tree, with an axis for groups in front if their number is given."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape if groups is None else (groups, *x.shape), x.dtype), tree)
+    return jax.tree.map(
+        lambda x: jnp.zeros(x.shape if groups is None else (groups, *x.shape), x.dtype), tree
+    )

@@ -1,8 +1,9 @@
 """The inner problem: a training run whose rounds depend on φ, as gradient estimators see it.
 
-A problem knows nothing of perturbations or truncations. It begins a run, draws the data of its next rounds, and unrolls
-them with some φ into one loss a round (the meta-loss of the paper's section 4.1). Everything random about a run hangs
-on the run's own key and round, so two runs begun with the same key see the same weights and data whatever their φ is.
+A problem knows nothing of perturbations or truncations. It begins a run, draws the data of its next
+rounds, and unrolls them with some φ into one loss a round (the meta-loss of the paper's section
+4.1). Everything random about a run hangs on the run's own key and round, so two runs begun with the
+same key see the same weights and data whatever their φ is.
 """
 
 import math
@@ -20,7 +21,16 @@ from laconic.errors import LaconicError, require_positive
 from laconic.federated.options import Federated
 from laconic.federated.population import Bank, bank_for, draw_population
 from laconic.outer.learned import LearnedOptimizer, Theta
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, mean_loss, presence
+from laconic.round import (
+    Items,
+    RoundState,
+    Server,
+    communication_round,
+    draw_items,
+    init_round,
+    mean_loss,
+    presence,
+)
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
@@ -28,7 +38,8 @@ VALIDATION = 1 << 20  # a round's stream beside the workers' own, whose ids are 
 
 
 class InnerProblem(NamedTuple):
-    """begin: (φ, key) → run · draw: (run, rounds) → items [rounds, …] · unroll: (φ, run, items) → (run, losses).
+    """begin: (φ, key) → run · draw: (run, rounds) → items [rounds, …] · unroll: (φ, run, items) →
+    (run, losses).
 
     `ceiling` is where a loss is cut off, and what a NaN counts as; ∞ if nothing is cut.
     """
@@ -41,13 +52,14 @@ class InnerProblem(NamedTuple):
 
 @dataclass(frozen=True)
 class Inner:
-    """One task of meta-training, in numbers: K workers, H local steps of B examples, and how they talk.
+    """One task of meta-training, in numbers: K workers, H local steps of B examples, and how they
+    talk.
 
-    dropout:   the probability that a worker is missing from a round
-    objective: "train" is the mean of the K·H local losses of a round, before the server's step; "valid" is the loss on
-               a batch of the validation split after it, of B examples or, with a population, K·B
-    federated: the population that the K workers of a round are sampled from; its epochs decide H, and every run has
-               a partition of the data of its own
+    dropout:   the probability that a worker is missing from a round objective: "train" is the mean
+    of the K·H local losses of a round, before the server's step; "valid" is the loss on a batch of
+    the validation split after it, of B examples or, with a population, K·B federated: the
+    population that the K workers of a round are sampled from; its epochs decide H, and every run
+    has a partition of the data of its own
     """
 
     task: str = "fmnist-mlp2"
@@ -63,11 +75,15 @@ class Inner:
     def __post_init__(self) -> None:
         require_positive(workers=self.workers, local_steps=self.local_steps, batch=self.batch)
         if not 0 <= self.dropout < 1:
-            raise LaconicError(f"dropout is the probability that a worker is missing, below 1; got {self.dropout}.")
+            raise LaconicError(
+                f"dropout is the probability that a worker is missing, below 1; got {self.dropout}."
+            )
         if self.objective not in ("train", "valid"):
             raise LaconicError(f"the objective is 'train' or 'valid', got {self.objective!r}.")
         if self.dropout and self.federated.dropout:
-            raise LaconicError("dropout is given twice, of the task and of its population; leave one out.")
+            raise LaconicError(
+                "dropout is given twice, of the task and of its population; leave one out."
+            )
         parse_compressor(self.compress)
 
     def bank(self, task: Task) -> Bank | None:
@@ -78,7 +94,9 @@ class Inner:
         return bank_for(options, task, self.workers, self.batch)
 
 
-def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner, bank: Bank | None = None) -> InnerProblem:
+def training_problem(
+    task: Task, learned: LearnedOptimizer, inner: Inner, bank: Bank | None = None
+) -> InnerProblem:
     """Communication rounds on `task` with the outer optimizer `learned(φ)`.
 
     `bank` is `inner.bank(task)`, which cannot be made inside a compiled function.
@@ -90,10 +108,14 @@ def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner, bank: 
     workers = Simulated(local_client(task, inner.local.optax()), parse_compressor(inner.compress))
 
     def server_of(theta: Theta) -> Server:
-        return Server(learned(theta, path="tensorwise"))  # passes over a whole model pay for larger ones
+        return Server(
+            learned(theta, path="tensorwise")
+        )  # passes over a whole model pay for larger ones
 
     def begin(theta: Theta, key: jax.Array) -> RoundState:
-        return init_round(task, workers, server_of(theta), K if bank is None else bank.plan.clients, key)
+        return init_round(
+            task, workers, server_of(theta), K if bank is None else bank.plan.clients, key
+        )
 
     def draw_round(state: RoundState, population: Any) -> tuple[Items, jax.Array | None]:
         if bank is not None:
@@ -104,21 +126,29 @@ def training_problem(task: Task, learned: LearnedOptimizer, inner: Inner, bank: 
                 items = items._replace(present=presence(state, K, inner.dropout))
         valid_key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), VALIDATION)
         held_out = (inner.batch if bank is None else K * inner.batch,)
-        return items, feed.sample(valid_key, held_out, "valid") if inner.objective == "valid" else None
+        return items, feed.sample(
+            valid_key, held_out, "valid"
+        ) if inner.objective == "valid" else None
 
     def draw(state: RoundState, rounds: int) -> tuple[Items, jax.Array | None]:
         population = None if bank is None else bank.pick(state.key)
-        return jax.vmap(lambda r: draw_round(state._replace(round=r), population))(state.round + jnp.arange(rounds))
+        return jax.vmap(lambda r: draw_round(state._replace(round=r), population))(
+            state.round + jnp.arange(rounds)
+        )
 
     def unroll(theta: Theta, state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
         server = server_of(theta)
 
-        def one_round(state: RoundState, item: tuple[Items, jax.Array | None]) -> tuple[RoundState, jax.Array]:
+        def one_round(
+            state: RoundState, item: tuple[Items, jax.Array | None]
+        ) -> tuple[RoundState, jax.Array]:
             state, losses_KH = communication_round(workers, server, state, item[0])
             if item[1] is None:
                 return state, mean_loss(losses_KH, item[0].present)
             batch = feed.take(item[1], "valid")
-            return state, task.evaluate(state.shared.params, state.shared.model_state, batch)["loss"]
+            return state, task.evaluate(state.shared.params, state.shared.model_state, batch)[
+                "loss"
+            ]
 
         return jax.lax.scan(one_round, state, items)
 
@@ -134,11 +164,19 @@ def capped(losses: jax.Array, ceiling: float) -> jax.Array:
 def check_fits(task: Task, learned: LearnedOptimizer, inner: Inner) -> None:
     """Refuse what cannot be unrolled before anything is compiled."""
     if not isinstance(task.feed, Resident):
-        raise LaconicError(f"meta-training re-reads its data all the time, and {task.name!r} streams it: use a subset.")
+        raise LaconicError(
+            f"meta-training re-reads its data all the time, and {task.name!r} streams it: use a "
+            "subset."
+        )
     if learned.workers is not None and learned.workers != inner.workers:
         raise LaconicError(
-            f"{learned.architecture} sees each worker's delta and is made for K = {learned.workers} workers, but "
-            f"{task.name!r} is set for {inner.workers}: give all tasks of one {learned.architecture} the same K."
+            f"{learned.architecture} sees each worker's delta and is made for K = "
+            f"{learned.workers} workers, but "
+            f"{task.name!r} is set for {inner.workers}: give all tasks of one "
+            f"{learned.architecture} the same K."
         )
     if inner.objective == "valid" and "valid" not in task.feed.splits:
-        raise LaconicError(f"{task.name!r} has no validation split, so its validation loss cannot be the objective.")
+        raise LaconicError(
+            f"{task.name!r} has no validation split, so its validation loss cannot be the "
+            "objective."
+        )

@@ -1,8 +1,10 @@
-"""The trainer: one jitted outer step over all tasks, and the judge that says how good a φ is on seeds never trained on.
+"""The trainer: one jitted outer step over all tasks, and the judge that says how good a φ is on
+seeds never trained on.
 
-An outer step estimates a gradient for each task, clips each to norm `clip` so that no task shouts the others down,
-takes the mean, and makes one AdamW step (warm-up, then cosine decay). Groups of runs may be spread over the devices of
-a mesh; each device estimates from its own, and the gradient, a few thousand numbers, is averaged over devices.
+An outer step estimates a gradient for each task, clips each to norm `clip` so that no task shouts
+the others down, takes the mean, and makes one AdamW step (warm-up, then cosine decay). Groups of
+runs may be spread over the devices of a mesh; each device estimates from its own, and the gradient,
+a few thousand numbers, is averaged over devices.
 """
 
 import math
@@ -33,7 +35,8 @@ JUDGED_SEEDS = 1 << 30  # seeds from here on are the judge's; people's seeds are
 
 @dataclass(frozen=True)
 class Outer:
-    """How φ is trained; the recipes of meta-training hold the numbers that did best here, and the paper's own.
+    """How φ is trained; the recipes of meta-training hold the numbers that did best here, and the
+    paper's own.
 
     clip:    the norm each task's meta-gradient is clipped to (0: not at all)
     average: decay of the exponential average of φ that is judged beside φ itself (0: none)
@@ -54,19 +57,25 @@ class Outer:
     average: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive(steps=self.steps, pairs=self.pairs, truncation=self.truncation, sigma=self.sigma)
+        require_positive(
+            steps=self.steps, pairs=self.pairs, truncation=self.truncation, sigma=self.sigma
+        )
         require_positive(peak=self.peak, last=self.last)
         if self.estimator not in ESTIMATORS:
             raise unknown("estimator", self.estimator, ESTIMATORS)
         if not 0 <= self.average < 1:
-            raise LaconicError(f"average is the decay of φ's running mean, in [0, 1); got {self.average}.")
+            raise LaconicError(
+                f"average is the decay of φ's running mean, in [0, 1); got {self.average}."
+            )
         if self.clip < 0 or self.weight_decay < 0 or self.warmup < 0:
             raise LaconicError("clip, weight_decay and warmup must not be negative.")
 
     def adamw(self) -> optax.GradientTransformation:
         """AdamW with linear warm-up from 3e-10 and cosine decay to `last`."""
         warmup = min(self.warmup, self.steps - 1)
-        schedule = optax.warmup_cosine_decay_schedule(3e-10, self.peak, warmup, self.steps, self.last)
+        schedule = optax.warmup_cosine_decay_schedule(
+            3e-10, self.peak, warmup, self.steps, self.last
+        )
         return optax.adamw(schedule, weight_decay=self.weight_decay)
 
 
@@ -82,7 +91,8 @@ class MetaState(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What an outer step showed: mean loss [tasks], the gradients' norms before clipping [tasks], runs begun anew."""
+    """What an outer step showed: mean loss [tasks], the gradients' norms before clipping [tasks],
+    runs begun anew."""
 
     loss: jax.Array
     norm: jax.Array
@@ -103,7 +113,9 @@ class MetaTrainer:
         for task, inner in zip(tasks, inners, strict=True):
             check_fits(task, learned, inner)
         if mesh is not None and outer.pairs % mesh.size:
-            raise LaconicError(f"{outer.pairs} pairs do not divide over {mesh.size} devices; choose a multiple.")
+            raise LaconicError(
+                f"{outer.pairs} pairs do not divide over {mesh.size} devices; choose a multiple."
+            )
         banks = [inner.bank(task) for task, inner in zip(tasks, inners, strict=True)]
         self.inners = tuple(settled(inner, bank) for inner, bank in zip(inners, banks, strict=True))
         self.learned, self.outer, self.mesh = learned, outer, mesh
@@ -112,8 +124,12 @@ class MetaTrainer:
         self._data = self.tasks, self._everywhere(tuple(banks))
         whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._start = jax.jit(self._init, out_shardings=self._shardings())
-        self._advance = jax.jit(self._outer_step, donate_argnums=1, out_shardings=(self._shardings(), whole))
-        self._judge = jax.jit(self._curves, static_argnames=("seeds", "rounds"), out_shardings=whole)
+        self._advance = jax.jit(
+            self._outer_step, donate_argnums=1, out_shardings=(self._shardings(), whole)
+        )
+        self._judge = jax.jit(
+            self._curves, static_argnames=("seeds", "rounds"), out_shardings=whole
+        )
         self._collect = jax.jit(lambda state: state, out_shardings=whole)
 
     @property
@@ -135,7 +151,8 @@ class MetaTrainer:
         return state if self.mesh is None else put(state, self._shardings())
 
     def collect(self, state: MetaState) -> MetaState:
-        """The whole state where this process can read it; of several processes all must ask for it together."""
+        """The whole state where this process can read it; of several processes all must ask for it
+        together."""
         if jax.process_count() == 1:
             return state
         return jax.tree.map(lambda x: x.addressable_data(0), self._collect(state))
@@ -145,12 +162,20 @@ class MetaTrainer:
         return self._advance(self._data, state)
 
     def judge(self, theta: Theta, seeds: int = 4, rounds: int | None = None) -> list[np.ndarray]:
-        """Capped loss curves [seeds, rounds] on each task, from seeds that neither training nor people use."""
+        """Capped loss curves [seeds, rounds] on each task, from seeds that neither training nor
+        people use."""
         rounds = rounds or self.outer.horizon.longest
-        return [np.asarray(curves) for curves in self._judge(self._data, theta, seeds=seeds, rounds=rounds)]
+        return [
+            np.asarray(curves)
+            for curves in self._judge(self._data, theta, seeds=seeds, rounds=rounds)
+        ]
 
     def _everywhere(self, tree: Any) -> Any:
-        return jax.device_put(tree) if self.mesh is None else put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        return (
+            jax.device_put(tree)
+            if self.mesh is None
+            else put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        )
 
     def _shardings(self) -> Any:
         """Estimator states are split over groups, all else is the same everywhere."""
@@ -175,12 +200,16 @@ class MetaTrainer:
         keys = jax.random.split(jax.random.fold_in(key, 1), len(self.inners))
         rows = zip(zip(*data, strict=True), self.inners, keys, strict=True)
         states = tuple(self._estimator(own, inner).init(theta, key) for own, inner, key in rows)
-        return MetaState(theta, theta, self._adamw.init(theta), states, jnp.int32(0), jax.random.fold_in(key, 2))
+        return MetaState(
+            theta, theta, self._adamw.init(theta), states, jnp.int32(0), jax.random.fold_in(key, 2)
+        )
 
     def _outer_step(self, data: AllData, state: MetaState) -> tuple[MetaState, Progress]:
         keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(self.inners))
         rows = zip(zip(*data, strict=True), self.inners, state.estimators, keys, strict=True)
-        found = [self._gradient(own, inner, state.theta, runs, key) for own, inner, runs, key in rows]
+        found = [
+            self._gradient(own, inner, state.theta, runs, key) for own, inner, runs, key in rows
+        ]
         gradients, states, metrics = zip(*found, strict=True)
         norms = jnp.stack([optax.tree.norm(g) for g in gradients])
         gradient = jax.tree.map(lambda *g: sum(g) / len(g), *map(self._clipped, gradients, norms))
@@ -195,16 +224,20 @@ class MetaTrainer:
     def _gradient(
         self, data: Data, inner: Inner, theta: Theta, state: Any, key: jax.Array
     ) -> tuple[Theta, Any, Metrics]:
-        """One task's estimate; with a mesh each device makes it from its own groups, and the gradient is averaged."""
+        """One task's estimate; with a mesh each device makes it from its own groups, and the
+        gradient is averaged."""
         if self.mesh is None:
             return self._estimator(data, inner).estimate(theta, state, key)
 
-        def local(data: Data, theta: Theta, state: Any, key: jax.Array) -> tuple[Theta, Any, Metrics]:
+        def local(
+            data: Data, theta: Theta, state: Any, key: jax.Array
+        ) -> tuple[Theta, Any, Metrics]:
             gradient, state, metrics = self._estimator(data, inner).estimate(theta, state, key)
             return jax.lax.pmean(gradient, AXIS), state, metrics
 
         split, whole = PartitionSpec(AXIS), PartitionSpec()
-        # With the check on, a gradient with respect to φ would arrive summed over devices instead of each its own.
+        # With the check on, a gradient with respect to φ would arrive summed over devices instead
+        # of each its own.
         run = jax.shard_map(
             local,
             mesh=self.mesh,
@@ -216,7 +249,9 @@ class MetaTrainer:
 
     def _clipped(self, gradient: Theta, norm: jax.Array) -> Theta:
         """At most `clip` long; a gradient that is not finite teaches nothing."""
-        factor = jnp.minimum(1.0, self.outer.clip / jnp.maximum(norm, 1e-30)) if self.outer.clip else 1.0
+        factor = (
+            jnp.minimum(1.0, self.outer.clip / jnp.maximum(norm, 1e-30)) if self.outer.clip else 1.0
+        )
         return jax.tree.map(lambda g: jnp.where(jnp.isfinite(norm), g * factor, 0), gradient)
 
     def _curves(self, data: AllData, theta: Theta, seeds: int, rounds: int) -> list[jax.Array]:
@@ -230,7 +265,9 @@ class MetaTrainer:
 
             return jax.vmap(run)(JUDGED_SEEDS + jnp.arange(seeds))
 
-        return [one(own, inner) for own, inner in zip(zip(*data, strict=True), self.inners, strict=True)]
+        return [
+            one(own, inner) for own, inner in zip(zip(*data, strict=True), self.inners, strict=True)
+        ]
 
 
 def settled(inner: Inner, bank: Bank | None) -> Inner:
@@ -239,11 +276,15 @@ def settled(inner: Inner, bank: Bank | None) -> Inner:
 
 
 def score(curves: Sequence[np.ndarray], tasks: Sequence[Task], horizon: Horizon) -> float:
-    """How bad φ is: the mean loss up to a horizon, over log-spaced horizons and over tasks, in units of ln classes.
+    """How bad φ is: the mean loss up to a horizon, over log-spaced horizons and over tasks, in
+    units of ln classes.
 
-    It is the meta-loss on the judge's seeds: early rounds count most, and a late divergence still shows.
+    It is the meta-loss on the judge's seeds: early rounds count most, and a late divergence still
+    shows.
     """
     ends = np.unique(np.geomspace(horizon.shortest, horizon.longest, 4).round().astype(int))
     units = [math.log(task.classes) if task.classes else 1.0 for task in tasks]
-    means = [[c[:, :end].mean() / unit for end in ends] for c, unit in zip(curves, units, strict=True)]
+    means = [
+        [c[:, :end].mean() / unit for end in ends] for c, unit in zip(curves, units, strict=True)
+    ]
     return float(np.mean(means))

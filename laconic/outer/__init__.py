@@ -1,4 +1,5 @@
-"""Outer optimizers: what the server does with the workers' deltas. One file each, one line each below."""
+"""Outer optimizers: what the server does with the workers' deltas. One file each, one line each
+below."""
 
 import jax
 
@@ -18,10 +19,16 @@ def _untrained(architecture: str) -> Entry:
         return learned(learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay)
 
     def worker_aware(
-        workers: int = 8, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+        workers: int = 8,
+        seed: int = 0,
+        scale: float = 1.0,
+        weight_decay: float = 0.0,
+        fill: str = "mean",
     ) -> OuterOptimizer:
         learned = LearnedOptimizer(architecture, workers)
-        return learned(learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay, fill=fill)
+        return learned(
+            learned.init(jax.random.key(seed)), scale=scale, weight_decay=weight_decay, fill=fill
+        )
 
     make = worker_aware if architecture.startswith("lagg") else mean_only
     return Entry(make, f"learned, {architecture} architecture with random weights: not trained yet")

@@ -1,8 +1,10 @@
-"""What the GPU kernels work on: a tensor's geometry, its arrays, and the block that one program takes of it.
+"""What the GPU kernels work on: a tensor's geometry, its arrays, and the block that one program
+takes of it.
 
-A tensor is read in place as [L₀, A, L₁, B], A and B being its factored axes and L₀·L₁ = L the others; a vector is
-[1, 1, 1, n] and has an accumulator of its own for every parameter ("diagonal").
-Letters: n deltas (1 or K) · F features, padded to a power of two · N hidden units · G tensors of one shape.
+A tensor is read in place as [L₀, A, L₁, B], A and B being its factored axes and L₀·L₁ = L the
+others; a vector is [1, 1, 1, n] and has an accumulator of its own for every parameter ("diagonal").
+Letters: n deltas (1 or K) · F features, padded to a power of two · N hidden units · G tensors of
+one shape.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +29,8 @@ class Geometry(NamedTuple):
 
 
 class Big(NamedTuple):
-    """What has a value for every parameter, of one tensor or of several laid one after another along L₀.
+    """What has a value for every parameter, of one tensor or of several laid one after another
+    along L₀.
 
     The kernels see the four axes as one.
     """
@@ -52,7 +55,8 @@ class Small(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """φ as `apply` reads it: the first layer's weights, normalisers, and what rows and columns add to its sums."""
+    """φ as `apply` reads it: the first layer's weights, normalisers, and what rows and columns add
+    to its sums."""
 
     w0: Any  # [G, F, N], each tensor's with its normalisers or, with `scales`, without
     by_a: Any  # [G·L, A, N], the bias and time included
@@ -75,7 +79,8 @@ class Change(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a tensor is cut into programs: `down` × `across` of them a layer, `rows` times `lanes` parameters each."""
+    """How a tensor is cut into programs: `down` × `across` of them a layer, `rows` times `lanes`
+    parameters each."""
 
     lanes: int
     width: int  # columns among the lanes; the other lanes are the rows below
@@ -90,14 +95,21 @@ class Cut(NamedTuple):
 
     def even(self, geometry: Geometry) -> bool:
         """Whether the programs cover a layer and nothing outside it."""
-        return self.across * self.width == geometry.B and self.down * self.rows * self.tall == geometry.A
+        return (
+            self.across * self.width == geometry.B
+            and self.down * self.rows * self.tall == geometry.A
+        )
 
     @classmethod
-    def of(cls, geometry: Geometry, lanes: int, rows: int, layers: int = 1, programs: int = 1) -> "Cut":
-        """Lanes along B as far as it goes; of the rows no more than there are, nor than leave `programs` to launch.
+    def of(
+        cls, geometry: Geometry, lanes: int, rows: int, layers: int = 1, programs: int = 1
+    ) -> "Cut":
+        """Lanes along B as far as it goes; of the rows no more than there are, nor than leave
+        `programs` to launch.
 
-        A GPU that runs a few hundred programs at once waits for the last of them: with few, that wait is most of the
-        time. Two rows are the least, because what a program reads once it reads for all of its rows.
+        A GPU that runs a few hundred programs at once waits for the last of them: with few, that
+        wait is most of the time. Two rows are the least, because what a program reads once it reads
+        for all of its rows.
         """
         width = min(lanes, max(16, pl.next_power_of_2(geometry.B)))
         tall, across = lanes // width, pl.cdiv(geometry.B, width)
@@ -108,7 +120,8 @@ class Cut(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a program stands: its layer in its own arrays and among all tensors, its block of rows and of columns."""
+    """Where a program stands: its layer in its own arrays and among all tensors, its block of rows
+    and of columns."""
 
     layer: jax.Array
     of_all: jax.Array

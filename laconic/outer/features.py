@@ -1,15 +1,18 @@
-"""Ada features: what a learned optimizer sees of each parameter (the paper's section 3.2 and its table of features).
+"""Ada features: what a learned optimizer sees of each parameter (the paper's section 3.2 and its
+table of features).
 
-Names: s tensor shape · L, A, B the same tensor as [other axes, factored axis, factored axis] · R the three decays.
-Accumulators for a tensor, with no bias correction and starting at 0 (Δ is the mean delta):
+Names: s tensor shape · L, A, B the same tensor as [other axes, factored axis, factored axis] · R
+the three decays. Accumulators for a tensor, with no bias correction and starting at 0 (Δ is the
+mean delta):
 
     m_i ← β_i m_i + (1−β_i) Δ             i = 1, 2, 3
     v   ← β_4 v + (1−β_4) Δ²
     r_i ← β_i r_i + (1−β_i) row_mean(Δ²)  i = 5, 6, 7, and c_i likewise with col_mean
 
-Row means run over the largest axis, column means over the second largest (of equals the later axis is the larger);
-other axes are kept. Tensors of one axis are not factored: r = c is then one value a parameter.
-Features are made a tile at a time and never for a whole tensor at once; `outer/learned.py` walks the tiles.
+Row means run over the largest axis, column means over the second largest (of equals the later axis
+is the larger); other axes are kept. Tensors of one axis are not factored: r = c is then one value a
+parameter. Features are made a tile at a time and never for a whole tensor at once;
+`outer/learned.py` walks the tiles.
 """
 
 import math
@@ -25,7 +28,8 @@ from laconic.outer.tiles import Masks
 
 
 class Ada(NamedTuple):
-    """The accumulators of one tensor; `row` and `col` keep the averaged axis with length 1, `col` is None if 1-D."""
+    """The accumulators of one tensor; `row` and `col` keep the averaged axis with length 1, `col`
+    is None if 1-D."""
 
     m: jax.Array  # [3, *s]
     v: jax.Array  # [*s]
@@ -63,15 +67,16 @@ def decays(offsets_7: jax.Array) -> jax.Array:
 
 
 def time_features(round_t: jax.Array, shift: float) -> jax.Array:
-    """tanh(t/x − shift) for the eleven timescales x: shift 0 is the paper's text, 1 its authors' code."""
+    """tanh(t/x − shift) for the eleven timescales x: shift 0 is the paper's text, 1 its authors'
+    code."""
     return jnp.tanh(round_t.astype(jnp.float32) / jnp.asarray(TIMESCALES, jnp.float32) - shift)
 
 
 def init_ada(param: jax.Array, dtype: Any = jnp.float32) -> Ada:
     """Zeros of the right shapes for one tensor; m and v as `dtype`, the others always in float32.
 
-    Float32 is the default whatever the tensor is: in bfloat16 a value moves only by a change of over 1/256 of it, and
-    what decays slowly stands still before it is where it should be.
+    Float32 is the default whatever the tensor is: in bfloat16 a value moves only by a change of
+    over 1/256 of it, and what decays slowly stands still before it is where it should be.
     """
     shape = lift(param).shape
     m, v = jnp.zeros((3, *param.shape), dtype), jnp.zeros(param.shape, dtype)
@@ -98,7 +103,9 @@ def accumulate(ada: Ada, mean_delta: jax.Array, rate_7: jax.Array, split: Split)
     factored = lift(square) + 1e-30
     if ada.col is None:
         return Ada(m, v, decay(ada.row, factored, rate_7[4:]), None)
-    row_mean, col_mean = (split.mean(jnp.mean(factored, axis=axis, keepdims=True), axis) for axis in split.pair)
+    row_mean, col_mean = (
+        split.mean(jnp.mean(factored, axis=axis, keepdims=True), axis) for axis in split.pair
+    )
     return Ada(m, v, decay(ada.row, row_mean, rate_7[4:]), decay(ada.col, col_mean, rate_7[4:]))
 
 
@@ -116,7 +123,8 @@ def view_of(split: Split) -> View:
 
 
 def to_view(view: View, x: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """[*lead, *shape] → [n, L, A, B] (or with 1 for an averaged axis); a copy only if axes really move."""
+    """[*lead, *shape] → [n, L, A, B] (or with 1 for an averaged axis); a copy only if axes really
+    move."""
     lead = x.ndim - len(shape)
     if not view.order:
         return x.reshape(-1, 1, x.shape[-1] if shape else 1, 1)
@@ -132,7 +140,9 @@ def from_view(view: View, x: jax.Array, shape: Sequence[int]) -> jax.Array:
     return x.reshape([shape[axis] for axis in view.order]).transpose(back)
 
 
-def fields_of(param: jax.Array, ada: Ada, mean: jax.Array, deltas: jax.Array, split: Split) -> tuple[View, Fields]:
+def fields_of(
+    param: jax.Array, ada: Ada, mean: jax.Array, deltas: jax.Array, split: Split
+) -> tuple[View, Fields]:
     """Everything about one tensor in its [L, A, B] view; `deltas` is [n, *s]."""
     shape = param.shape
     view = view_of(split)
@@ -148,12 +158,21 @@ def fields_of(param: jax.Array, ada: Ada, mean: jax.Array, deltas: jax.Array, sp
         row, col = see(ada.row), see(ada.col)
         delta_factors = momentum_factors = (see(row_factor), safe_rsqrt(col))
     return view, Fields(
-        see(deltas), see(mean), see(param), see(ada.m), see(ada.v), row, col, delta_factors, momentum_factors
+        see(deltas),
+        see(mean),
+        see(param),
+        see(ada.m),
+        see(ada.v),
+        row,
+        col,
+        delta_factors,
+        momentum_factors,
     )
 
 
 def groups(f: Fields) -> list[jax.Array]:
-    """Items 1-12 of the input vector in their order, each [count, L, A or 1, B or 1]; row and column ones not tiled."""
+    """Items 1-12 of the input vector in their order, each [count, L, A or 1, B or 1]; row and
+    column ones not tiled."""
     rsqrt_v = jax.lax.rsqrt(f.v + 1e-6)
     scaled_delta = f.mean * f.delta_factors[0] * f.delta_factors[1]
     scaled_m = f.m * f.momentum_factors[0] * f.momentum_factors[1]
@@ -168,7 +187,11 @@ def square_sums(groups: list[jax.Array], masks: Masks) -> jax.Array:
     def one(x: jax.Array) -> jax.Array:
         square = jnp.square(x)
         same_across = x.shape[3] != masks.cols.shape[3]
-        by_row = square * jnp.sum(masks.cols) if same_across else jnp.sum(square * masks.cols, axis=3, keepdims=True)
+        by_row = (
+            square * jnp.sum(masks.cols)
+            if same_across
+            else jnp.sum(square * masks.cols, axis=3, keepdims=True)
+        )
         return jnp.sum(by_row * masks.rows, axis=(1, 2, 3))
 
     return jnp.concatenate([one(x) for x in groups])

@@ -6,7 +6,8 @@ v ← v − (1−β₂)Δ² sign(v − Δ²)       FedYogi
 v ← β₂v + (1−β₂)Δ²                  FedAdam
 W ← W − η m / (√v + τ)
 
-No bias correction, τ outside the root, and v starts at τ² (their condition is v₀ ≥ τ²), so `optax.adam` is not FedAdam.
+No bias correction, τ outside the root, and v starts at τ² (their condition is v₀ ≥ τ²), so
+`optax.adam` is not FedAdam.
 """
 
 from collections.abc import Callable
@@ -25,33 +26,50 @@ class FedOptState(NamedTuple):
     v: Any
 
 
-def fedadagrad(eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, v0: float | None = None) -> OuterOptimizer:
+def fedadagrad(
+    eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, v0: float | None = None
+) -> OuterOptimizer:
     """Squares only ever add up. `v0` defaults to τ²."""
     return _adaptive(lambda v, square: v + square, eta, tau, beta1, v0)
 
 
 def fedyogi(
-    eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99, v0: float | None = None
+    eta: float = 0.01,
+    tau: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    v0: float | None = None,
 ) -> OuterOptimizer:
     """The second moment moves by at most (1−β₂)Δ² a round, whichever way it must go."""
-    return _adaptive(lambda v, square: v - (1 - beta2) * square * jnp.sign(v - square), eta, tau, beta1, v0)
+    return _adaptive(
+        lambda v, square: v - (1 - beta2) * square * jnp.sign(v - square), eta, tau, beta1, v0
+    )
 
 
 def fedadam(
-    eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99, v0: float | None = None
+    eta: float = 0.01,
+    tau: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    v0: float | None = None,
 ) -> OuterOptimizer:
     """An exponential average of squares."""
     return _adaptive(lambda v, square: beta2 * v + (1 - beta2) * square, eta, tau, beta1, v0)
 
 
 def _adaptive(
-    second_moment: Callable[[jax.Array, jax.Array], jax.Array], eta: float, tau: float, beta1: float, v0: float | None
+    second_moment: Callable[[jax.Array, jax.Array], jax.Array],
+    eta: float,
+    tau: float,
+    beta1: float,
+    v0: float | None,
 ) -> OuterOptimizer:
     start = tau**2 if v0 is None else v0
 
     def init(params: Any) -> FedOptState:
         return FedOptState(
-            jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda p: jnp.full_like(p, start), params)
+            jax.tree.map(jnp.zeros_like, params),
+            jax.tree.map(lambda p: jnp.full_like(p, start), params),
         )
 
     def update(delta: Any, state: FedOptState, params: Any) -> tuple[Any, FedOptState]:

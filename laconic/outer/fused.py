@@ -1,9 +1,11 @@
-"""The learned step of one tensor as a single GPU kernel: features, MLP and output without touching memory in between.
+"""The learned step of one tensor as a single GPU kernel: features, MLP and output without touching
+memory in between.
 
-The tensor is seen as [L, A, B], its two factored axes last. Features that are the same along a row or a column enter
-the first layer as precomputed vectors; the per-parameter ones are formed in registers from the raw fields (Δ, W, m, v),
-so per parameter only those are read and one number is written.
-Letters: n deltas (1 or K) · N hidden units · c one of the three decays · λ the scale of a step.
+The tensor is seen as [L, A, B], its two factored axes last. Features that are the same along a row
+or a column enter the first layer as precomputed vectors; the per-parameter ones are formed in
+registers from the raw fields (Δ, W, m, v), so per parameter only those are read and one number is
+written. Letters: n deltas (1 or K) · N hidden units · c one of the three decays · λ the scale of a
+step.
 """
 
 from functools import partial
@@ -17,12 +19,15 @@ from jax.experimental.pallas import triton
 from laconic.outer.features import Ada, Fields
 from laconic.outer.products import can_multiply
 
-BLOCK = 64  # columns that a program works on at a time; on an H200 four warps of them beat 32, 128 and other counts
+# columns that a program works on at a time; on an H200 four warps of them beat 32, 128 and other
+# counts
+BLOCK = 64
 ROWS = 1  # rows that a program goes through: more took longer on an H200
 
 
 class First(NamedTuple):
-    """The first layer taken apart: weights [n, N] of the per-parameter features, and what rows and columns add."""
+    """The first layer taken apart: weights [n, N] of the per-parameter features, and what rows and
+    columns add."""
 
     deltas: jax.Array  # [n, N]
     parameter: jax.Array  # [15, N]: W, m₁₋₃, v, m·v^-½ ₁₋₃, v^-½, scaled Δ₁₋₃, scaled m₁₋₃
@@ -52,26 +57,34 @@ class Raw(NamedTuple):
 
 
 def serves(hidden: int, ada: Ada | None) -> bool:
-    """Whether the kernel can take this tensor: factored accumulators, and a width that Triton can multiply."""
+    """Whether the kernel can take this tensor: factored accumulators, and a width that Triton can
+    multiply."""
     return ada is not None and ada.col is not None and can_multiply(hidden)
 
 
-def learned_step(theta: dict[str, jax.Array], fields: Fields, lam: float, interpret: bool = False) -> jax.Array:
+def learned_step(
+    theta: dict[str, jax.Array], fields: Fields, lam: float, interpret: bool = False
+) -> jax.Array:
     """λ·d·exp(λ·m) [1, L, A, B] from a factored tensor's fields.
 
-    φ's first layer has normalisers and time folded in. `interpret` runs the kernel on any device, slowly.
+    φ's first layer has normalisers and time folded in. `interpret` runs the kernel on any device,
+    slowly.
     """
     n = fields.deltas.shape[0]
     deltas, parameter, row, col, rsqrt_row, rsqrt_col, momenta = jnp.split(
         theta["w0"], [n, n + 12, n + 15, n + 18, n + 21, n + 24]
     )
-    # The paper's row accumulators average over the largest axis, which may be A: then they run along the columns.
+    # The paper's row accumulators average over the largest axis, which may be A: then they run
+    # along the columns.
     of_row, of_col = fields.delta_factors
     sides = [(fields.row, of_row, row, rsqrt_row), (fields.col, of_col, col, rsqrt_col)]
     along_a = fields.row.shape[2:] == (fields.param.shape[2], 1)
     (rows, row_factors, *w_row), (cols, col_factors, *w_col) = sides if along_a else sides[::-1]
     both = lambda x: jnp.concatenate([x, jax.lax.rsqrt(x + 1e-8)])
-    by_row = jnp.einsum("fn,fla->lan", jnp.concatenate(w_row), both(rows)[..., 0]) + theta["b0"][None, None, :]
+    by_row = (
+        jnp.einsum("fn,fla->lan", jnp.concatenate(w_row), both(rows)[..., 0])
+        + theta["b0"][None, None, :]
+    )
     by_column = jnp.einsum("fn,flb->lnb", jnp.concatenate(w_col), both(cols)[:, :, 0])
     first = First(deltas, jnp.concatenate([parameter, momenta]), by_row, by_column)
     layers = Layers(theta["w1"].T, theta["b1"], theta["w2"].T, theta["b2"])
@@ -125,7 +138,8 @@ def _kernel(separate_mean: bool, block: int, lam: float, *refs: Any) -> None:
             h += w_deltas[k, :][:, None] * delta[None, :]
         delta = delta_n[0] if mean is None else read(mean)
         factors = [
-            row_factors[c, layer, a] * triton.load(col_factors.at[c, layer, columns], mask=inside, other=0.0)
+            row_factors[c, layer, a]
+            * triton.load(col_factors.at[c, layer, columns], mask=inside, other=0.0)
             for c in range(3)
         ]
         m_3, v_1 = [read(m, c) for c in range(3)], read(v)
@@ -139,15 +153,21 @@ def _kernel(separate_mean: bool, block: int, lam: float, *refs: Any) -> None:
         direction = jnp.sum(w2[0, :][:, None] * h, axis=0) + b2[0]
         magnitude = jnp.sum(w2[1, :][:, None] * h, axis=0) + b2[1]
         step = lam * direction * jnp.exp(lam * magnitude)
-        step = jnp.where(jnp.isnan(delta), delta, step)  # a ReLU on a GPU makes 0 of what is not a number
+        step = jnp.where(
+            jnp.isnan(delta), delta, step
+        )  # a ReLU on a GPU makes 0 of what is not a number
         triton.store(out.at[layer, a, columns], step, mask=live)
 
 
-def _read(layer: jax.Array, a: jax.Array, columns: jax.Array, live: jax.Array, ref: Any, *lead: int) -> jax.Array:
+def _read(
+    layer: jax.Array, a: jax.Array, columns: jax.Array, live: jax.Array, ref: Any, *lead: int
+) -> jax.Array:
     return triton.load(ref.at[(*lead, layer, a, columns)], mask=live, other=0.0)
 
 
 def _tile(by_column: Any, layer: jax.Array, columns: jax.Array, inside: jax.Array) -> jax.Array:
     hidden = jnp.arange(by_column.shape[1])
     place = by_column.at[layer, hidden[:, None], columns[None, :]]
-    return triton.load(place, mask=jnp.broadcast_to(inside[None, :], (hidden.size, columns.size)), other=0.0)
+    return triton.load(
+        place, mask=jnp.broadcast_to(inside[None, :], (hidden.size, columns.size)), other=0.0
+    )

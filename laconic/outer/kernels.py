@@ -1,13 +1,15 @@
-"""GPU kernels of the learned step on whole models: three passes over memory, and nothing kept between them but sums.
+"""GPU kernels of the learned step on whole models: three passes over memory, and nothing kept
+between them but sums.
 
-    squares   Δ → sums of Δ² along both factored axes
-    moments   Δ, W, m, v → Σ x² of every per-parameter feature x, made in registers from the updated accumulators
+    squares   Δ → sums of Δ² along both factored axes moments   Δ, W, m, v → Σ x² of every
+    per-parameter feature x, made in registers from the updated accumulators
     apply     Δ, W, m, v → the same again, then the MLP on matrix units; W, m and v are written over their old values
 
-Per parameter that is 1 + 6 + 11 numbers moved for LOpt-A, and for LAgg-A K more in each of the last two. Accumulators
-are updated twice, in registers, and written once, in the pass that has arithmetic to hide it behind. Each program
-writes its own sums and they are added up afterwards, so the same bits come out twice. A launch takes the arrays of one
-tensor, or of several of one shape where they lie: a program's number says which of them it works on.
+Per parameter that is 1 + 6 + 11 numbers moved for LOpt-A, and for LAgg-A K more in each of the last
+two. Accumulators are updated twice, in registers, and written once, in the pass that has arithmetic
+to hide it behind. Each program writes its own sums and they are added up afterwards, so the same
+bits come out twice. A launch takes the arrays of one tensor, or of several of one shape where they
+lie: a program's number says which of them it works on.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +32,8 @@ FIRST = ("dot", "fma")
 class Tuning(NamedTuple):
     """How the kernels are cut, and how `apply` multiplies; what is fastest depends on the GPU.
 
-    lanes, rows:   parameters a program of `apply` works on at a time, and how often at most it goes on to the next rows
+    lanes, rows:   parameters a program of `apply` works on at a time, and how often at most it goes
+    on to the next rows
     together:      how many tensors of one shape share a launch at most; each makes the code, and compiling, longer
     programs:      rows are halved until a launch has as many programs, because the GPU waits for the last of them
     warps, stages: Triton's, of `apply`
@@ -65,22 +68,33 @@ class Tuning(NamedTuple):
         if self.first not in FIRST:
             raise unknown("first layer", self.first, FIRST)
         if self.precision == "half" and self.first != "dot":
-            raise LaconicError('precision "half" multiplies every layer on matrix units; leave first at "dot".')
+            raise LaconicError(
+                'precision "half" multiplies every layer on matrix units; leave first at "dot".'
+            )
         for name, value in {"ahead": self.ahead, "hold": self.hold}.items():
             if value not in (0, 1):
                 raise LaconicError(f"{name} must be 0 or 1, got {value}.")
-        for name, value in {n: getattr(self, n) for n in ("together", "programs", "sum_programs")}.items():
+        for name, value in {
+            n: getattr(self, n) for n in ("together", "programs", "sum_programs")
+        }.items():
             if value < 1:
                 raise LaconicError(f"{name} must be at least 1, got {value}.")
-        sizes = {n: getattr(self, n) for n in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps")}
+        sizes = {
+            n: getattr(self, n)
+            for n in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps")
+        }
         for name, value in sizes.items():
             least = 16 if name.endswith("lanes") else 1
             if value < least or value & (value - 1):
-                raise LaconicError(f"{name} must be a power of two and at least {least}, got {value}.")
+                raise LaconicError(
+                    f"{name} must be a power of two and at least {least}, got {value}."
+                )
         return self
 
 
-def squares(geometry: Geometry, means: Sequence[jax.Array], tuning: Tuning) -> tuple[jax.Array, jax.Array]:
+def squares(
+    geometry: Geometry, means: Sequence[jax.Array], tuning: Tuning
+) -> tuple[jax.Array, jax.Array]:
     """Σ Δ² over blocks of columns [layers, A, blocks] and over blocks of rows [layers, blocks, B]."""
     layers = len(means) * means[0].shape[0] * geometry.L1
     means = [mean.reshape(-1) for mean in means]
@@ -91,8 +105,11 @@ def squares(geometry: Geometry, means: Sequence[jax.Array], tuning: Tuning) -> t
     return by_row, by_column
 
 
-def moments(geometry: Geometry, bigs: Sequence[Big], small: Small, fill_mean: bool, tuning: Tuning) -> jax.Array:
-    """Σ x² of the features that differ from parameter to parameter, a row for each program [programs, F].
+def moments(
+    geometry: Geometry, bigs: Sequence[Big], small: Small, fill_mean: bool, tuning: Tuning
+) -> jax.Array:
+    """Σ x² of the features that differ from parameter to parameter, a row for each program
+    [programs, F].
 
     A tensor's programs lie together, so that with G tensors [G, programs/G, F] is the same.
     """
@@ -121,7 +138,9 @@ def apply(
     arrays, named = _listed(small, phi, *flat)
     each, written = len(olds) // len(bigs), [x for big in flat for x in _written(big)]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
-    aliases = {position: i for i, position in enumerate(positions) if i % each > 0 or change.in_place}
+    aliases = {
+        position: i for i, position in enumerate(positions) if i % each > 0 or change.in_place
+    }
     kernel = bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
     new = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
@@ -138,7 +157,9 @@ def _written(big: Big) -> list[jax.Array]:
     return [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
 
 
-def _renewed(big: Big, param: jax.Array, m: jax.Array, v: jax.Array, diagonal: jax.Array | None = None) -> Big:
+def _renewed(
+    big: Big, param: jax.Array, m: jax.Array, v: jax.Array, diagonal: jax.Array | None = None
+) -> Big:
     return big._replace(param=param, m=m, v=v, diagonal=diagonal)
 
 
@@ -161,12 +182,15 @@ class Named(NamedTuple):
 
 def _listed(*groups: Any) -> tuple[list[jax.Array], Named]:
     there = tuple(tuple(x is not None for x in group) for group in groups)
-    return [x for group in groups for x in group if x is not None], Named(tuple(map(type, groups)), there)
+    return [x for group in groups for x in group if x is not None], Named(
+        tuple(map(type, groups)), there
+    )
 
 
 @cache
 def bound(program: Callable[..., None], *settings: Any) -> Callable[..., None]:
-    """The program with its settings; one object for the same settings, so that JAX traces and lowers it only once."""
+    """The program with its settings; one object for the same settings, so that JAX traces and
+    lowers it only once."""
     return partial(program, *settings)
 
 

@@ -1,6 +1,8 @@
-"""How a tensor lies for the kernels, in place as [L₀, A, L₁, B] with A and B factored, and how devices share it.
+"""How a tensor lies for the kernels, in place as [L₀, A, L₁, B] with A and B factored, and how
+devices share it.
 
-Only a tensor whose last axis is not among its two largest has to be moved: then what comes after B goes first.
+Only a tensor whose last axis is not among its two largest has to be moved: then what comes after B
+goes first.
 """
 
 import math
@@ -15,7 +17,8 @@ from laconic.outer.blocks import Geometry
 
 
 class Split(NamedTuple):
-    """A tensor of `shape` split along one of its axes over the devices of a mesh axis; with None it is whole."""
+    """A tensor of `shape` split along one of its axes over the devices of a mesh axis; with None it
+    is whole."""
 
     shape: tuple[int, ...]
     axis: int | None = None
@@ -41,7 +44,8 @@ class Split(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """`order` of the axes, and whether B is the largest of them: then the row accumulators run along A."""
+    """`order` of the axes, and whether B is the largest of them: then the row accumulators run
+    along A."""
 
     geometry: Geometry
     order: tuple[int, ...]
@@ -50,7 +54,8 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], pair: tuple[int, int]) -> "Layout":
-        """Of a tensor, or of a device's part of one whose largest and second largest axes are `pair`."""
+        """Of a tensor, or of a device's part of one whose largest and second largest axes are
+        `pair`."""
         if len(shape) < 2:
             return cls(Geometry(1, 1, 1, math.prod(shape), diagonal=True), (), True, (-1, 0))
         low, high = sorted(pair)
@@ -64,7 +69,9 @@ class Layout(NamedTuple):
         """[*lead, *shape] → [*lead, L₀, A, L₁, B]."""
         g = self.geometry
         lead = x.ndim - len(self.order) if self.order else x.ndim - 1
-        moved = x.transpose(*range(lead), *(lead + axis for axis in self.order)) if self.order else x
+        moved = (
+            x.transpose(*range(lead), *(lead + axis for axis in self.order)) if self.order else x
+        )
         return moved.reshape(*x.shape[:lead], g.L0, g.A, g.L1, g.B)
 
     def back(self, x: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -77,7 +84,8 @@ class Layout(NamedTuple):
         return moved.transpose(*range(lead), *(lead + axis for axis in home))
 
     def along(self, accumulator: jax.Array, axis: int) -> jax.Array:
-        """A row or column accumulator [3, …] that runs along A (axis 0) or B (1), as [L, 3, length]."""
+        """A row or column accumulator [3, …] that runs along A (axis 0) or B (1), as [L, 3,
+        length]."""
         g = self.geometry
         moved = accumulator.transpose(0, *(1 + axis for axis in self.order))
         if axis == 0:
@@ -92,7 +100,9 @@ class Layout(NamedTuple):
         else:
             moved = x.reshape(g.L0, g.L1, 3, g.B).transpose(2, 0, 1, 3)
         home = sorted(range(len(self.order)), key=lambda axis: self.order[axis])
-        return moved.reshape(3, *(shape[1 + axis] for axis in self.order)).transpose(0, *(1 + axis for axis in home))
+        return moved.reshape(3, *(shape[1 + axis] for axis in self.order)).transpose(
+            0, *(1 + axis for axis in home)
+        )
 
 
 def padded(x: jax.Array, length: int) -> jax.Array:

@@ -1,8 +1,9 @@
-"""LOpt-A and LAgg-A: a small MLP per parameter over Ada features takes the outer step (the paper's section 4).
+"""LOpt-A and LAgg-A: a small MLP per parameter over Ada features takes the outer step (the paper's
+section 4).
 
-For each parameter p, (d, m) = MLP_φ(features) and p ← p − λ₁·d·exp(λ₂·m), λ₁ = λ₂ = 0.001. LOpt-A sees the mean Δ, so
-it serves any number of workers; LAgg-A sees every worker's Δ, so K is fixed. LOpt and LAgg are the same without
-accumulators: only deltas, the parameter and time.
+For each parameter p, (d, m) = MLP_φ(features) and p ← p − λ₁·d·exp(λ₂·m), λ₁ = λ₂ = 0.001. LOpt-A
+sees the mean Δ, so it serves any number of workers; LAgg-A sees every worker's Δ, so K is fixed.
+LOpt and LAgg are the same without accumulators: only deltas, the parameter and time.
 
 The [n, 39] matrix of features never exists on any of the paths that compute this, see `PATHS`.
 """
@@ -30,12 +31,16 @@ from laconic.outer.tiles import default_tiles
 from laconic.units import has_units
 
 PATHS = {
-    "auto": "passes on NVIDIA GPUs since Ampere for models from 4 M parameters on, otherwise tensorwise",
+    "auto": "passes on NVIDIA GPUs since Ampere for models from 4 M parameters on, otherwise "
+    "tensorwise",
     "xla": "no kernel of our own; the reference",
     "tensorwise": "a tensor at a time; on a GPU one kernel runs a factored tensor's MLP",
     "passes": "three GPU kernels over the whole model, parameters and accumulators in place",
 }
-LARGE = 1 << 22  # parameters of a model from which on `auto` takes the passes; smaller ones compile sooner without
+LARGE = (
+    1 << 22
+    # parameters of a model from which on `auto` takes the passes; smaller ones compile sooner without
+)
 ARRAYS = (jax.Array, np.ndarray)
 ACCUMULATORS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -49,15 +54,21 @@ class LearnedState(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnedOptimizer(Architecture):
-    """An architecture; `init(key)` draws weights φ for it, and calling it with some φ gives an outer optimizer."""
+    """An architecture; `init(key)` draws weights φ for it, and calling it with some φ gives an
+    outer optimizer."""
 
     def init(self, key: jax.Array) -> Theta:
         """Truncated normal weights (±2σ, σ = 1/√fan_in), zero biases, zero decay offsets."""
         theta: Theta = {"decay": jnp.zeros(7)} if self.accumulates else {}
         for i, layer_key in enumerate(jax.random.split(key, 3)):
             fan_in, fan_out = self.shapes[f"w{i}"]
-            draw = jax.random.truncated_normal(layer_key, -2.0, 2.0, (fan_in, fan_out)) / fan_in**0.5
-            theta |= {f"w{i}": draw * (self.output_scale if i == 2 else 1.0), f"b{i}": jnp.zeros(fan_out)}
+            draw = (
+                jax.random.truncated_normal(layer_key, -2.0, 2.0, (fan_in, fan_out)) / fan_in**0.5
+            )
+            theta |= {
+                f"w{i}": draw * (self.output_scale if i == 2 else 1.0),
+                f"b{i}": jnp.zeros(fan_out),
+            }
         return theta
 
     def __call__(
@@ -76,12 +87,14 @@ class LearnedOptimizer(Architecture):
     ) -> OuterOptimizer:
         """The outer optimizer with weights φ.
 
-        `scale` multiplies every step; `weight_decay` subtracts that share of each parameter a round (decoupled); `fill`
-        is what LAgg-A sees in an absent worker's slot, the "mean" of the others or "zero"; `horizon` is how many rounds
-        φ was meta-trained for; `tile` is how many parameters to work on at a time (None: what suits the platform).
-        `path` is one of `PATHS`; `accumulators` keeps momenta and second moments in "float32" or, at half the memory
-        and with slow decays that stand still early, in "bfloat16" (rounded to nearest); `tuning` is how kernels are
-        cut. `splits` says how each tensor is split over devices: `laconic.outer.sharded` gives it.
+        `scale` multiplies every step; `weight_decay` subtracts that share of each parameter a round
+        (decoupled); `fill` is what LAgg-A sees in an absent worker's slot, the "mean" of the others
+        or "zero"; `horizon` is how many rounds φ was meta-trained for; `tile` is how many
+        parameters to work on at a time (None: what suits the platform). `path` is one of `PATHS`;
+        `accumulators` keeps momenta and second moments in "float32" or, at half the memory and with
+        slow decays that stand still early, in "bfloat16" (rounded to nearest); `tuning` is how
+        kernels are cut. `splits` says how each tensor is split over devices:
+        `laconic.outer.sharded` gives it.
         """
         self.check(theta)
         for what, value, known in (
@@ -91,9 +104,22 @@ class LearnedOptimizer(Architecture):
         ):
             if value not in known:
                 raise unknown(what, value, known)
-        run = Run(self, theta, scale, weight_decay, fill, tile, path, accumulators, tuning or Tuning(), splits)
+        run = Run(
+            self,
+            theta,
+            scale,
+            weight_decay,
+            fill,
+            tile,
+            path,
+            accumulators,
+            tuning or Tuning(),
+            splits,
+        )
         tx = optax.GradientTransformationExtraArgs(run.init, run.update)
-        return OuterOptimizer(tx, "gather" if self.gathers else "mean", self.workers, horizon, run.step)
+        return OuterOptimizer(
+            tx, "gather" if self.gathers else "mean", self.workers, horizon, run.step
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +140,9 @@ class Run:
     def init(self, params: Any) -> LearnedState:
         """Zero accumulators."""
         zeros = lambda p: features.init_ada(p, ACCUMULATORS[self.accumulators])
-        return LearnedState(jnp.int32(0), jax.tree.map(zeros, params) if self.spec.accumulates else ())
+        return LearnedState(
+            jnp.int32(0), jax.tree.map(zeros, params) if self.spec.accumulates else ()
+        )
 
     def update(
         self,
@@ -129,27 +157,44 @@ class Run:
         """optax's way: the change of every parameter."""
         del extra
         if params is None:
-            raise LaconicError(f"{self.spec.architecture} needs the parameters: call update(delta, state, params).")
+            raise LaconicError(
+                f"{self.spec.architecture} needs the parameters: call update(delta, state, params)."
+            )
         self._check_deltas(worker_deltas)
         if self._chosen(params) == "passes":
             return self._by_passes(updates, state, params, worker_deltas, weights, in_place=False)
         return self._by_tensor(updates, state, params, worker_deltas, weights)
 
     def step(
-        self, updates: Any, state: Any, params: Any, *, worker_deltas: Any = None, weights: jax.Array | None = None
+        self,
+        updates: Any,
+        state: Any,
+        params: Any,
+        *,
+        worker_deltas: Any = None,
+        weights: jax.Array | None = None,
     ) -> tuple[Any, LearnedState]:
         """The new parameters at once, over the old ones where the path can."""
         if self._chosen(params) == "passes":
             self._check_deltas(worker_deltas)
             return self._by_passes(updates, state, params, worker_deltas, weights, in_place=True)
-        changes, state = self.update(updates, state, params, worker_deltas=worker_deltas, weights=weights)
+        changes, state = self.update(
+            updates, state, params, worker_deltas=worker_deltas, weights=weights
+        )
         return optax.apply_updates(params, changes), state
 
     def _chosen(self, params: Any) -> str:
         return choose(self.path, self.spec, [p.size for p in jax.tree.leaves(params)])
 
     def _by_passes(
-        self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None, *, in_place: bool
+        self,
+        mean: Any,
+        state: Any,
+        params: Any,
+        worker_deltas: Any,
+        weights: jax.Array | None,
+        *,
+        in_place: bool,
     ) -> tuple[Any, LearnedState]:
         theta, scale, decay = self._known()
         phi = passes.Phi(
@@ -172,16 +217,25 @@ class Run:
         new, ada = [row[0] for row in stepped], [row[1] for row in stepped]
         if isinstance(self.weight_decay, ARRAYS):
             decay = jnp.float32(self.weight_decay)
-            new = [x - (decay * p.astype(jnp.float32)).astype(x.dtype) for x, p in zip(new, leaves, strict=True)]
-        return jax.tree.unflatten(structure, new), LearnedState(state.round + 1, jax.tree.unflatten(structure, ada))
+            new = [
+                x - (decay * p.astype(jnp.float32)).astype(x.dtype)
+                for x, p in zip(new, leaves, strict=True)
+            ]
+        return jax.tree.unflatten(structure, new), LearnedState(
+            state.round + 1, jax.tree.unflatten(structure, ada)
+        )
 
     def _known(self) -> tuple[Theta, float, float]:
-        """φ, scale and weight decay as kernels take them, numbers: an array's scale goes into φ, a decay is 0."""
+        """φ, scale and weight decay as kernels take them, numbers: an array's scale goes into φ, a
+        decay is 0."""
         theta, scale, decay = self.theta, self.scale, self.weight_decay
         if isinstance(scale, ARRAYS):
             # The direction d is as long as its weights and bias.
             first = jnp.stack([jnp.float32(scale), jnp.float32(1)])
-            theta, scale = {**theta, "w2": theta["w2"] * first[None], "b2": theta["b2"] * first}, 1.0
+            theta, scale = (
+                {**theta, "w2": theta["w2"] * first[None], "b2": theta["b2"] * first},
+                1.0,
+            )
         return theta, scale, 0.0 if isinstance(decay, ARRAYS) else decay
 
     def _by_tensor(
@@ -196,14 +250,25 @@ class Run:
             rates = features.decays(self.theta["decay"])
             rows = zip(flat(state.ada), flat(mean), splits, strict=True)
             adas = [features.accumulate(ada, delta, rates, split) for ada, delta, split in rows]
-        tiles, kernel = default_tiles(self.tile), self.path != "xla" and jax.default_backend() == "gpu"
+        tiles, kernel = (
+            default_tiles(self.tile),
+            self.path != "xla" and jax.default_backend() == "gpu",
+        )
         rows = zip(leaves, adas, flat(mean), flat(deltas), splits, strict=True)
         time = self._time(state)
         steps = [tensor_step(self.theta, time, *row[:4], tiles, row[4], kernel) for row in rows]
         shares = [self.scale * share for share in self._shares(splits)]
-        changes = [-(r * s + self.weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)]
-        changes = jax.tree.map(lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes))
-        kept = jax.tree.unflatten(structure, [self._kept(ada) for ada in adas]) if self.spec.accumulates else ()
+        changes = [
+            -(r * s + self.weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)
+        ]
+        changes = jax.tree.map(
+            lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes)
+        )
+        kept = (
+            jax.tree.unflatten(structure, [self._kept(ada) for ada in adas])
+            if self.spec.accumulates
+            else ()
+        )
         return changes, LearnedState(state.round + 1, kept)
 
     def _kept(self, ada: features.Ada) -> features.Ada:
@@ -231,30 +296,46 @@ class Run:
             raise LaconicError(f"{name} needs the keyword worker_deltas, with leaves [K, …].")
         K = jax.tree.leaves(worker_deltas)[0].shape[0]
         if K != self.spec.workers:
-            raise LaconicError(f"this {name} was made for K = {self.spec.workers} workers and got {K} deltas.")
+            raise LaconicError(
+                f"this {name} was made for K = {self.spec.workers} workers and got {K} deltas."
+            )
 
     def _deltas(self, mean_delta: Any, worker_deltas: Any, weights: jax.Array | None) -> Any:
-        """The delta features, leaves [n, …]; an absent worker (weight 0) leaves an empty slot, which is filled."""
+        """The delta features, leaves [n, …]; an absent worker (weight 0) leaves an empty slot,
+        which is filled."""
         if not self.spec.gathers:
             return jax.tree.map(lambda d: d[None], mean_delta)
         if weights is None:
             return worker_deltas
         here = lambda d: (weights > 0).reshape(-1, *[1] * (d.ndim - 1))
-        empty = {"mean": lambda mean: mean[None], "zero": lambda mean: jnp.zeros((), mean.dtype)}[self.fill]
-        return jax.tree.map(lambda d, mean: jnp.where(here(d), d, empty(mean)), worker_deltas, mean_delta)
+        empty = {"mean": lambda mean: mean[None], "zero": lambda mean: jnp.zeros((), mean.dtype)}[
+            self.fill
+        ]
+        return jax.tree.map(
+            lambda d, mean: jnp.where(here(d), d, empty(mean)), worker_deltas, mean_delta
+        )
 
 
 def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
     """The path for tensors of these sizes on the platform JAX runs on; said in the log once."""
-    backend, can = jax.default_backend(), spec.accumulates and passes.serves(spec.hidden, spec.deltas, sizes)
+    backend, can = (
+        jax.default_backend(),
+        spec.accumulates and passes.serves(spec.hidden, spec.deltas, sizes),
+    )
     if path == "passes" and not can:
         raise LaconicError(
-            f"the three kernels need an architecture with accumulators, a hidden width that is a power of two from 16 "
-            f"on, and tensors whose deltas and momenta, of small ones together, are below {passes.REACH:,} numbers: "
+            "the three kernels need an architecture with accumulators, a hidden width that is a "
+            "power of two from 16 "
+            "on, and tensors whose deltas and momenta, of small ones together, are below "
+            f"{passes.REACH:,} numbers: "
             "choose path='auto'."
         )
     if path == "auto":
-        path = "passes" if can and backend == "gpu" and sum(sizes) >= LARGE and has_units() else "tensorwise"
+        path = (
+            "passes"
+            if can and backend == "gpu" and sum(sizes) >= LARGE and has_units()
+            else "tensorwise"
+        )
     _say(spec.architecture, path, backend)
     return path
 

@@ -1,6 +1,8 @@
-"""The MLP of a learned step, on one tile [l, a, b] of parameters. Features run along the first axis: no transposes.
+"""The MLP of a learned step, on one tile [l, a, b] of parameters. Features run along the first
+axis: no transposes.
 
-On a CPU the same sums are written so that XLA's code for them is fast: see `docs/server-step.md` for what each buys.
+On a CPU the same sums are written so that XLA's code for them is fast: see `docs/server-step.md`
+for what each buys.
 """
 
 import math
@@ -14,15 +16,21 @@ from laconic.outer.tiles import Walk
 
 Theta = dict[str, jax.Array]
 Last = Callable[[Theta, jax.Array], tuple[jax.Array, jax.Array]]
-LARGE, NARROW = 1 << 20, 64  # parameters from which, hidden units up to which, sums are worth writing out
+LARGE, NARROW = (
+    1 << 20,
+    64,
+)  # parameters from which, hidden units up to which, sums are worth writing out
 CHAINS = 4  # sums side by side: one alone would wait for each addition
 
 
 def along(theta: Theta, groups: list[jax.Array], axes: tuple[int, int]) -> list[jax.Array]:
-    """What rows and what columns add to the first layer's sums, if that takes no more than 16 bytes a parameter."""
+    """What rows and what columns add to the first layer's sums, if that takes no more than 16 bytes
+    a parameter."""
     (A, B), N = axes, theta["b0"].size
     shared = [(w, x) for w, x in _weighted(theta, groups) if x.shape[2:] != (A, B)]
-    if (A + B) * N > 4 * A * B or len(shared) < 4:  # fewer than all four where one axis is of length 1
+    if (A + B) * N > 4 * A * B or len(
+        shared
+    ) < 4:  # fewer than all four where one axis is of length 1
         return []
     sides: dict[tuple[int, ...], list[jax.Array]] = {}
     for w, x in shared:
@@ -30,7 +38,9 @@ def along(theta: Theta, groups: list[jax.Array], axes: tuple[int, int]) -> list[
     return [sum(terms[1:], terms[0]) for terms in sides.values()]
 
 
-def scratch_for(theta: Theta, groups: list[jax.Array], added: list[jax.Array], walk: Walk) -> jax.Array | None:
+def scratch_for(
+    theta: Theta, groups: list[jax.Array], added: list[jax.Array], walk: Walk
+) -> jax.Array | None:
     """Memory to put a tile's inputs together in, where a CPU walks over many of them."""
     if jax.default_backend() != "cpu" or walk.whole:
         return None
@@ -44,12 +54,19 @@ def default_last(theta: Theta, walk: Walk) -> Last:
 
 
 def steps(
-    theta: Theta, groups: list[jax.Array], added: list[jax.Array], scratch: jax.Array | None, last: Last
+    theta: Theta,
+    groups: list[jax.Array],
+    added: list[jax.Array],
+    scratch: jax.Array | None,
+    last: Last,
 ) -> tuple[jax.Array, jax.Array | None]:
     """A tile [1, l, a, b] of λ₁·d·exp(λ₂·m), and the scratch; `added` is what rows and columns add."""
     tile = jnp.broadcast_shapes(*(x.shape[1:] for x in groups))
     rows = _inputs(theta, groups, added)
-    w, parts = jnp.concatenate([w for w, _ in rows]), [jnp.broadcast_to(x, (x.shape[0], *tile)) for _, x in rows]
+    w, parts = (
+        jnp.concatenate([w for w, _ in rows]),
+        [jnp.broadcast_to(x, (x.shape[0], *tile)) for _, x in rows],
+    )
     h = sum(added, theta["b0"].reshape(-1, 1, 1, 1))
     if scratch is None:
         x = jnp.concatenate(parts)
@@ -68,14 +85,19 @@ def product(theta: Theta, h: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def written_out(theta: Theta, h: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same sum by sum: a CPU gets one loop of them and all that comes after, which no product can be part of."""
+    """The same sum by sum: a CPU gets one loop of them and all that comes after, which no product
+    can be part of."""
     row = jax.lax.slice_in_dim
-    w2, b1, b2 = (theta[name].reshape(-1, 1, 1, 1) for name in ("w2", "b1", "b2"))  # w2's two columns alternate
+    w2, b1, b2 = (
+        theta[name].reshape(-1, 1, 1, 1) for name in ("w2", "b1", "b2")
+    )  # w2's two columns alternate
     hidden = [jax.lax.max(row(h, j, j + 1) + row(b1, j, j + 1), 0.0) for j in range(h.shape[0])]
 
     def one(i: int) -> jax.Array:
         terms = [row(w2, 2 * j + i, 2 * j + i + 1) * x for j, x in enumerate(hidden)]
-        chains = [sum(terms[c + CHAINS :: CHAINS], terms[c]) for c in range(min(CHAINS, len(terms)))]
+        chains = [
+            sum(terms[c + CHAINS :: CHAINS], terms[c]) for c in range(min(CHAINS, len(terms)))
+        ]
         return sum(chains, row(b2, i, i + 1))
 
     return one(0), one(1)
@@ -87,7 +109,9 @@ def _weighted(theta: Theta, groups: list[jax.Array]) -> list[tuple[jax.Array, ja
     return list(zip(jnp.split(theta["w0"], ends[:-1]), groups, strict=True))
 
 
-def _inputs(theta: Theta, groups: list[jax.Array], added: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+def _inputs(
+    theta: Theta, groups: list[jax.Array], added: list[jax.Array]
+) -> list[tuple[jax.Array, jax.Array]]:
     """What the MLP sees of every parameter, with its rows of the first layer."""
     rows = _weighted(theta, groups)
     return rows[:7] + rows[11:] if added else rows  # groups 7 to 10 are those of rows and columns
@@ -99,7 +123,8 @@ def _dense(w_FN: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _written(scratch: jax.Array, parts: list[jax.Array]) -> jax.Array:
-    """A concatenation in place. XLA's CPU code for a concatenation asks of every number which part it comes from."""
+    """A concatenation in place. XLA's CPU code for a concatenation asks of every number which part
+    it comes from."""
     begin = 0
     for part in parts:
         scratch = jax.lax.dynamic_update_slice_in_dim(scratch, part, begin, axis=0)

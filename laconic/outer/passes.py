@@ -1,4 +1,5 @@
-"""The learned step of a whole model by the three kernels of `outer/kernels.py`, tensors of one shape together.
+"""The learned step of a whole model by the three kernels of `outer/kernels.py`, tensors of one
+shape together.
 
 Between the passes only vectors and sums are computed, once for all tensors of a shape.
 """
@@ -21,11 +22,14 @@ from laconic.outer.products import can_multiply
 from laconic.outer.reach import all_within_float16, largest_sums, second_within_float16
 from laconic.outer.stacks import SMALL, Stack, Tensor, gather, scatter
 
-REACH = 1 << 31  # numbers that 32-bit offsets tell apart; three momenta or K deltas of tensors lie in one array
+REACH = (
+    1 << 31
+)  # numbers that 32-bit offsets tell apart; three momenta or K deltas of tensors lie in one array
 
 
 class Phi(NamedTuple):
-    """φ with time folded into its first bias, decays as rates, and what else is the same for every tensor."""
+    """φ with time folded into its first bias, decays as rates, and what else is the same for every
+    tensor."""
 
     theta: dict[str, jax.Array]
     bias: jax.Array
@@ -37,7 +41,8 @@ class Phi(NamedTuple):
 
 
 def serves(hidden: int, deltas: int, sizes: Sequence[int]) -> bool:
-    """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of 32 bits.
+    """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of
+    32 bits.
 
     Small tensors may all lie in one array, where vectors are padded.
     """
@@ -71,23 +76,33 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     firsts = [jnp.full(1, first, jnp.int32) for first, _ in groups]
     smalls = [Small(first, phi.rates, phi.here, stack.lengths, *factors) for first in firsts]
     rows = [(bigs, small) for (_, bigs), small in zip(groups, smalls, strict=True)]
-    sums = [kernels.moments(stack.geometry, bigs, small, phi.fill_mean, tuning) for bigs, small in rows]
+    sums = [
+        kernels.moments(stack.geometry, bigs, small, phi.fill_mean, tuning) for bigs, small in rows
+    ]
     counts = [G if len(stack.launches) == 1 else len(bigs) for bigs, _ in rows]
-    by_tensor = [jnp.sum(x.reshape(n, -1, x.shape[1]), axis=1) for n, x in zip(counts, sums, strict=True)]
+    by_tensor = [
+        jnp.sum(x.reshape(n, -1, x.shape[1]), axis=1) for n, x in zip(counts, sums, strict=True)
+    ]
     sizes = jnp.asarray([t.split.size for t in tensors], jnp.float32)
     moments = split.total(jnp.concatenate(by_tensor)) / sizes[:, None]
     layers = _fold(phi, stack, split, moments, into_weights=tuning.precision != "half")
     if tuning.precision in ("fp16", "half"):
         inputs = phi.theta["w0"][: -len(TIMESCALES)]
         largest = largest_sums(inputs, phi.bias, max(t.split.size for t in tensors))
-        layers = (all_within_float16 if tuning.precision == "half" else second_within_float16)(layers, largest)
+        layers = (all_within_float16 if tuning.precision == "half" else second_within_float16)(
+            layers, largest
+        )
     change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
-    done = [kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning) for bigs, small in rows]
+    done = [
+        kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning)
+        for bigs, small in rows
+    ]
     return scatter(tensors, stack, [big for bigs in done for big in bigs], tuning)
 
 
 def _groups(launches: Sequence[Any], together: int) -> list[tuple[int, Sequence[Any]]]:
-    """As few groups of up to `together` as there can be, nearly alike in size, each with its first one's number."""
+    """As few groups of up to `together` as there can be, nearly alike in size, each with its first
+    one's number."""
     count = -(-len(launches) // together)
     begins = [len(launches) * g // count for g in range(count + 1)]
     return [(begin, launches[begin:end]) for begin, end in pairwise(begins)]
@@ -96,18 +111,28 @@ def _groups(launches: Sequence[Any], together: int) -> list[tuple[int, Sequence[
 def _accumulate(stack: Stack, split: Split, rates: jax.Array, tuning: Tuning) -> Stack:
     """Row and column accumulators after this round, from a pass over the mean Δ."""
     means = [big.deltas[0] if big.mean is None else big.mean for big in stack.launches]
-    sums = [kernels.squares(stack.geometry, group, tuning) for _, group in _groups(means, tuning.together)]
-    over_b = jnp.concatenate([jnp.sum(by_row, axis=2) for by_row, _ in sums]) / stack.geometry.B  # runs along A
-    over_a = jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / stack.geometry.A
+    sums = [
+        kernels.squares(stack.geometry, group, tuning)
+        for _, group in _groups(means, tuning.together)
+    ]
+    over_b = (
+        jnp.concatenate([jnp.sum(by_row, axis=2) for by_row, _ in sums]) / stack.geometry.B
+    )  # runs along A
+    over_a = (
+        jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / stack.geometry.A
+    )
     axis_a, axis_b = stack.layout.axes
     over_b, over_a = split.mean(over_b, axis_b) + 1e-30, split.mean(over_a, axis_a) + 1e-30
     rate = rates[4:].reshape(1, 3, 1)
     decay = lambda old, new: (1 - rate) * old + rate * new[:, None, :]
-    return stack._replace(along_a=decay(stack.along_a, over_b), along_b=decay(stack.along_b, over_a))
+    return stack._replace(
+        along_a=decay(stack.along_a, over_b), along_b=decay(stack.along_b, over_a)
+    )
 
 
 def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
-    """What scales Δ and the momenta along A and along B; the row's is relative to its mean over the second axis."""
+    """What scales Δ and the momenta along A and along B; the row's is relative to its mean over the
+    second axis."""
     wide, (axis_a, axis_b) = stack.layout.wide, stack.layout.axes
     rows, cols = (stack.along_a, stack.along_b) if wide else (stack.along_b, stack.along_a)
     mean = split.mean(jnp.mean(rows, axis=2, keepdims=True), axis_a if wide else axis_b)
@@ -115,8 +140,11 @@ def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
     return (of_rows, of_cols) if wide else (of_cols, of_rows)
 
 
-def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weights: bool) -> Layers:
-    """The first layer with normalisers in its weights or beside them; rows' and columns' features are through it."""
+def _fold(
+    phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weights: bool
+) -> Layers:
+    """The first layer with normalisers in its weights or beside them; rows' and columns' features
+    are through it."""
     theta, (G, F) = phi.theta, moments_GF.shape
     n = F - (21 if stack.geometry.diagonal else 15)
     cuts = [n, n + 12, n + 15, n + 18, n + 21, n + 24, n + 27]
@@ -125,9 +153,13 @@ def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weig
     if stack.geometry.diagonal:  # of a vector, row and column accumulators are the same numbers
         own += [row + col, rsqrt_row + rsqrt_col]
     scales = normaliser(moments_GF)
-    w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * jnp.concatenate(own)[None]
+    w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * jnp.concatenate(own)[
+        None
+    ]
     w0 = jnp.pad(w0, ((0, 0), (0, max(16, pl.next_power_of_2(F)) - F), (0, 0)))
-    lost = jnp.isnan(jnp.sum(moments_GF, axis=1, keepdims=True))  # a ReLU on a GPU makes 0 of what is not a number
+    lost = jnp.isnan(
+        jnp.sum(moments_GF, axis=1, keepdims=True)
+    )  # a ReLU on a GPU makes 0 of what is not a number
     b2 = jnp.where(lost, jnp.nan, theta["b2"][None, :])
     rest = theta["w1"], theta["b1"], theta["w2"].T, b2, None if into_weights else scales
     bias = phi.bias.reshape(1, 1, -1)
@@ -140,11 +172,14 @@ def _fold(phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weig
 
 
 def _through(x: jax.Array, w_FN: jax.Array, G: int, split: Split) -> jax.Array:
-    """[G·L, 3, length] → [G·L, length, N]: accumulators and their inverse roots, normalised, by the first layer."""
+    """[G·L, 3, length] → [G·L, length, N]: accumulators and their inverse roots, normalised, by the
+    first layer."""
     features = jnp.concatenate([x, jax.lax.rsqrt(x + 1e-8)], axis=1)
     squares = jnp.mean(jnp.square(features).reshape(G, -1, *features.shape[1:]), axis=(1, 3))
     if split.axis is not None:  # of what is the same on every device this is the mean too
         squares = jax.lax.pmean(squares, split.mesh_axis)
     w = jnp.repeat(normaliser(squares)[:, :, None] * w_FN[None], features.shape[0] // G, axis=0)
     terms = [features[:, f, :, None] * w[:, f, None, :] for f in range(6)]
-    return sum(terms[1:], terms[0])  # written out: one fused loop, and no product at a lower precision
+    return sum(
+        terms[1:], terms[0]
+    )  # written out: one fused loop, and no product at a lower precision

@@ -1,8 +1,8 @@
 """The MLP inside a GPU kernel: features of P parameters → what the two output units say of each.
 
-Most instructions are on [P, N] hidden units. At precision "half" there are fewer: ReLUs take two float16 numbers at a
-time, and the last layer is on matrix units too. Its weights come in two parts, a number and what float16 leaves of it,
-in columns that are free.
+Most instructions are on [P, N] hidden units. At precision "half" there are fewer: ReLUs take two
+float16 numbers at a time, and the last layer is on matrix units too. Its weights come in two parts,
+a number and what float16 leaves of it, in columns that are free.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,15 @@ import jax.numpy as jnp
 from laconic.outer.blocks import Layers
 from laconic.outer.products import product, products, rounded
 
-WIDE = 16  # columns of the last layer's weights at "half", the fewest that Triton multiplies by; half for each output
+# columns of the last layer's weights at "half", the fewest that Triton multiplies by; half for each
+# output
+WIDE = 16
 Perceptron = Callable[[Sequence[jax.Array], jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def perceptron(phi: Layers, tensor: Any, by_b: jax.Array | None, P: int, tuning: Any) -> Perceptron:
-    """(features [P] each, what their rows add [·, N]) → two outputs [P]; weights are read, or held, by what it says."""
+    """(features [P] each, what their rows add [·, N]) → two outputs [P]; weights are read, or held,
+    by what it says."""
     return (_in_half if tuning.precision == "half" else _in_parts)(phi, tensor, by_b, P, tuning)
 
 
@@ -38,7 +41,9 @@ def _in_parts(phi: Layers, tensor: Any, by_b: jax.Array | None, P: int, tuning: 
                 h = h + x[:, None] * phi.w0[tensor, f, :][None, :]
         h = relu(dot_second(second, relu(h), w1))
         w2 = last or [phi.w2[out, :] for out in (0, 1)]
-        direction, magnitude = (jnp.sum(h * w2[out][None, :], axis=1) + phi.b2[tensor, out] for out in (0, 1))
+        direction, magnitude = (
+            jnp.sum(h * w2[out][None, :], axis=1) + phi.b2[tensor, out] for out in (0, 1)
+        )
         return direction, magnitude
 
     return run
@@ -53,7 +58,9 @@ def _in_half(phi: Layers, tensor: Any, by_b: jax.Array | None, P: int, tuning: A
     is_left = jnp.broadcast_to(jnp.arange(WIDE)[None, :] < WIDE // 2, (P, WIDE))
 
     def run(features: Sequence[jax.Array], by_a: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x = joined([half(x * scale) for x, scale in zip(features, scales, strict=True)], w0.shape[0])
+        x = joined(
+            [half(x * scale) for x, scale in zip(features, scales, strict=True)], w0.shape[0]
+        )
         h = relu(half(dot(first, x, w0) + by_a))
         h = relu(half(dot(second, h, w1)))
         both = dot(jnp.zeros((P, WIDE), jnp.float32), h, w2)
@@ -69,7 +76,8 @@ def relu(x: jax.Array) -> jax.Array:
 
 
 def joined(columns: Sequence[jax.Array], count: int) -> jax.Array:
-    """Vectors [P] side by side as [P, count], the rest 0, in registers: pairs, then pairs of pairs, and so on."""
+    """Vectors [P] side by side as [P, count], the rest 0, in registers: pairs, then pairs of pairs,
+    and so on."""
     parts = [*columns, *[jnp.zeros_like(columns[0])] * (count - len(columns))]
     while len(parts) > 1:
         middle = len(parts) // 2

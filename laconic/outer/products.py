@@ -1,4 +1,5 @@
-"""Matrix products inside a GPU kernel at a chosen precision; under the interpreter, the same roundings in float32.
+"""Matrix products inside a GPU kernel at a chosen precision; under the interpreter, the same
+roundings in float32.
 
 | name    | what is multiplied                          | relative error of a product, about |
 | ---     | ---                                         | --- |
@@ -9,9 +10,10 @@
 | fp16    | one float16 product, 11 bits, small range   | 2⁻¹¹ |
 | bf16    | one bfloat16 product, 8 bits                | 2⁻⁸ |
 
-Sums are float32 in all of them. In a step at precision "fp16" only the second layer is multiplied so, kept in range by
-`outer/reach.py`: features reach over more powers of ten than float16 does, and the first layer is that of bf16x3. At
-precision "half" all three layers are, of features that have been normalised before; see `outer/perceptron.py`.
+Sums are float32 in all of them. In a step at precision "fp16" only the second layer is multiplied
+so, kept in range by `outer/reach.py`: features reach over more powers of ten than float16 does, and
+the first layer is that of bf16x3. At precision "half" all three layers are, of features that have
+been normalised before; see `outer/perceptron.py`.
 """
 
 from collections.abc import Callable
@@ -44,7 +46,8 @@ def products(precision: str, interpret: bool) -> tuple[Product, Product]:
 
 
 def product(precision: str, interpret: bool) -> Product:
-    """(acc [P, N], x [P, F], w [F, N]) → acc + x·w, all float32; Triton adds inside the product if acc comes first."""
+    """(acc [P, N], x [P, F], w [F, N]) → acc + x·w, all float32; Triton adds inside the product if
+    acc comes first."""
     if interpret:
         return lambda acc, x, w: acc + _imitated(precision, x, w)
     if precision in _PRESETS:
@@ -66,17 +69,23 @@ def product(precision: str, interpret: bool) -> Product:
 
 def rounded(interpret: bool) -> Callable[[jax.Array], jax.Array]:
     """Numbers as float16; under the interpreter as float32 that have been rounded so."""
-    return (lambda x: jax.lax.reduce_precision(x, *_BITS["fp16"])) if interpret else (lambda x: x.astype(jnp.float16))
+    return (
+        (lambda x: jax.lax.reduce_precision(x, *_BITS["fp16"]))
+        if interpret
+        else (lambda x: x.astype(jnp.float16))
+    )
 
 
 def _cut(x: jax.Array) -> jax.Array:
-    """The upper 16 bits of a float32 as one: a bfloat16 rounded towards zero, at the price of a single instruction."""
+    """The upper 16 bits of a float32 as one: a bfloat16 rounded towards zero, at the price of a
+    single instruction."""
     upper = jax.lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(-65536)
     return jax.lax.bitcast_convert_type(upper, jnp.float32)
 
 
 def _imitated(precision: str, x: jax.Array, w: jax.Array) -> jax.Array:
-    """The same terms with operands rounded in the open: a CPU has no such units, and XLA drops casts there and back."""
+    """The same terms with operands rounded in the open: a CPU has no such units, and XLA drops
+    casts there and back."""
     dot = lambda x, w: jnp.dot(x, w, precision=jax.lax.Precision.HIGHEST)
     if precision == "float32":
         return dot(x, w)

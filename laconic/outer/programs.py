@@ -1,6 +1,8 @@
-"""What one program of the GPU kernels does; `outer/kernels.py` says what the kernels are for and launches them.
+"""What one program of the GPU kernels does; `outer/kernels.py` says what the kernels are for and
+launches them.
 
-A program works on `lanes` parameters at a time and goes on down its rows. Letters as in `outer/blocks.py`.
+A program works on `lanes` parameters at a time and goes on down its rows. Letters as in
+`outer/blocks.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,29 +22,45 @@ def squares(geometry: Geometry, cut: Cut, *refs: Any) -> None:
     """Σ Δ² of a block: over its columns [layers, A, across] and over its rows [layers, down, B]."""
     *means, by_row, by_column = refs
     layers = by_row.shape[0] // len(means)
-    _each(cut, layers, means, lambda g, own, mean: _squares(geometry, cut, own, g * layers, mean, by_row, by_column))
+    _each(
+        cut,
+        layers,
+        means,
+        lambda g, own, mean: _squares(geometry, cut, own, g * layers, mean, by_row, by_column),
+    )
 
 
-def _squares(geometry: Geometry, cut: Cut, own: Any, begin: int, mean: Any, by_row: Any, by_column: Any) -> None:
+def _squares(
+    geometry: Geometry, cut: Cut, own: Any, begin: int, mean: Any, by_row: Any, by_column: Any
+) -> None:
     place = _place(geometry, cut, own, 0)
     rows = place.down * cut.rows * cut.tall + jnp.arange(cut.rows * cut.tall)
     columns = place.across * cut.width + jnp.arange(cut.width)
     above, left = (None, None) if cut.even(geometry) else (rows < geometry.A, columns < geometry.B)
     live = None if above is None or left is None else above[:, None] & left[None, :]
-    delta = _load(mean.at[_offsets(geometry, place.layer, rows[:, None], columns[None, :])], live).astype(jnp.float32)
+    delta = _load(
+        mean.at[_offsets(geometry, place.layer, rows[:, None], columns[None, :])], live
+    ).astype(jnp.float32)
     square = delta * delta
-    triton.store(by_row.at[begin + place.layer, rows, place.across], jnp.sum(square, axis=1), mask=above)
-    triton.store(by_column.at[begin + place.layer, place.down, columns], jnp.sum(square, axis=0), mask=left)
+    triton.store(
+        by_row.at[begin + place.layer, rows, place.across], jnp.sum(square, axis=1), mask=above
+    )
+    triton.store(
+        by_column.at[begin + place.layer, place.down, columns], jnp.sum(square, axis=0), mask=left
+    )
 
 
 def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: Any) -> None:
-    """Σ x² of every feature that differs from parameter to parameter, over this program's block [programs, F]."""
+    """Σ x² of every feature that differs from parameter to parameter, over this program's block
+    [programs, F]."""
     *ins, out = refs
     small, *bigs = named(ins)
     programs = out.shape[0] // len(bigs)
 
     def run(g: int, own: Any, big: Big) -> None:
-        sums = _moments(geometry, cut, fill_mean, small, _lanes(geometry, cut, small, g, own), big, out.shape[1])
+        sums = _moments(
+            geometry, cut, fill_mean, small, _lanes(geometry, cut, small, g, own), big, out.shape[1]
+        )
         for f, total in enumerate(sums):
             out[g * programs + own, f] = jnp.sum(total)
 
@@ -63,8 +81,17 @@ def _moments(
     return _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
 
 
-def apply(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, change: Change, tuning: Any, *refs: Any) -> None:
-    """Features again, the MLP, and everything that has a new value; `tuning` as the kernel is launched with."""
+def apply(
+    geometry: Geometry,
+    cut: Cut,
+    named: Any,
+    fill_mean: bool,
+    change: Change,
+    tuning: Any,
+    *refs: Any,
+) -> None:
+    """Features again, the MLP, and everything that has a new value; `tuning` as the kernel is
+    launched with."""
     outs, count = 4 if geometry.diagonal else 3, len(named.kinds) - 2
     small, phi, *bigs = named(refs[: -outs * count])
     new = [refs[len(refs) - outs * (count - g) :][:outs] for g in range(count)]
@@ -90,17 +117,27 @@ def _apply(
 ) -> None:
     new_param, new_m, new_v, *new_diagonal = new
     # The columns' share of the first layer stays in registers while the program goes down its rows.
-    by_b = None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
+    by_b = (
+        None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
+    )
     outputs = perceptron(phi, lanes.place.tensor, by_b, cut.lanes, tuning)
 
     def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
         features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
         by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
         direction, magnitude = outputs(features, by_a)
-        moved = change.share * (change.lam * direction * jnp.exp(change.lam * magnitude)) + change.decay * param
+        moved = (
+            change.share * (change.lam * direction * jnp.exp(change.lam * magnitude))
+            + change.decay * param
+        )
         a = _index(cut, lanes, i)
-        live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)
-        write = lambda ref, x, *lead: triton.store(ref.at[(*lead, at)], x.astype(ref.dtype), mask=live)
+        live, at = (
+            _live(geometry, cut, lanes, a),
+            _offsets(geometry, lanes.place.layer, a, lanes.columns),
+        )
+        write = lambda ref, x, *lead: triton.store(
+            ref.at[(*lead, at)], x.astype(ref.dtype), mask=live
+        )
         write(new_param, param - moved if change.in_place else -moved)
         for c in range(3):
             write(new_m, m_3[c], c)
@@ -109,10 +146,14 @@ def _apply(
         write(new_v, v)
         return carry
 
-    _down(cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ())
+    _down(
+        cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ()
+    )
 
 
-def _each(cut: Cut, layers: int, tensors: Sequence[Any], run: Callable[[int, Any, Any], None]) -> None:
+def _each(
+    cut: Cut, layers: int, tensors: Sequence[Any], run: Callable[[int, Any, Any], None]
+) -> None:
     """Run the tensor that this program belongs to, with its number among that tensor's programs."""
     tensor, own = _split(pl.program_id(0), layers * cut.down * cut.across)
     if len(tensors) == 1:
@@ -168,7 +209,9 @@ def _live(geometry: Geometry, cut: Cut, lanes: Lanes, a: jax.Array) -> jax.Array
     """Which lanes are inside the tensor; None if it is known that all are."""
     if lanes.length is None and cut.even(geometry):
         return None
-    return (lanes.columns < (geometry.B if lanes.length is None else lanes.length)) & (a < geometry.A)
+    return (lanes.columns < (geometry.B if lanes.length is None else lanes.length)) & (
+        a < geometry.A
+    )
 
 
 def _offsets(geometry: Geometry, layer: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -181,10 +224,23 @@ def _load(at: Any, live: jax.Array | None) -> jax.Array:
     return triton.load(at) if live is None else triton.load(at, mask=live, other=0.0)
 
 
-def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by_a: Any, i: Any, inside: Any) -> Row:
-    """Everything that step i needs from memory; where that may be past the program's last row, `inside` says so."""
+def _read(
+    geometry: Geometry,
+    cut: Cut,
+    big: Big,
+    small: Small,
+    lanes: Lanes,
+    by_a: Any,
+    i: Any,
+    inside: Any,
+) -> Row:
+    """Everything that step i needs from memory; where that may be past the program's last row,
+    `inside` says so."""
     a = _index(cut, lanes, i)
-    live, at = _live(geometry, cut, lanes, a), _offsets(geometry, lanes.place.layer, a, lanes.columns)
+    live, at = (
+        _live(geometry, cut, lanes, a),
+        _offsets(geometry, lanes.place.layer, a, lanes.columns),
+    )
     if inside is not None:
         live = jnp.broadcast_to(inside, lanes.columns.shape) if live is None else live & inside
     read = lambda ref, *lead: _load(ref.at[(*lead, at)], live)
@@ -208,13 +264,17 @@ def _read(geometry: Geometry, cut: Cut, big: Big, small: Small, lanes: Lanes, by
 def _features(
     geometry: Geometry, lanes: Lanes, fill_mean: bool, row: Row
 ) -> tuple[list[jax.Array], tuple[jax.Array, list[jax.Array], jax.Array, list[jax.Array]]]:
-    """The per-parameter features of the lanes from updated accumulators; and W, m, v and the diagonal ones."""
+    """The per-parameter features of the lanes from updated accumulators; and W, m, v and the
+    diagonal ones."""
     row = jax.tree.map(lambda x: x.astype(jnp.float32), row)
     decay = lambda c, old, new: (1 - lanes.rates[c]) * old + lanes.rates[c] * new
     mean, deltas = row.mean, row.deltas
     if lanes.here:
         empty = mean if fill_mean else jnp.zeros_like(mean)
-        deltas = [jnp.where(here > 0, delta, empty) for here, delta in zip(lanes.here, deltas, strict=True)]
+        deltas = [
+            jnp.where(here > 0, delta, empty)
+            for here, delta in zip(lanes.here, deltas, strict=True)
+        ]
     square = mean * mean
     m_3 = [decay(c, old, mean) for c, old in enumerate(row.m)]
     v = decay(3, row.v, square)
@@ -228,7 +288,9 @@ def _features(
         of_delta = [a * b for a, b in zip(row.factors_a, lanes.factors_b, strict=True)]
         of_m, diagonal, more = of_delta, [], []
     features = [*deltas, row.param, *m_3, v, *(x * rsqrt_v for x in m_3), rsqrt_v]
-    features += [mean * f for f in of_delta] + [x * f for x, f in zip(m_3, of_m, strict=True)] + more
+    features += (
+        [mean * f for f in of_delta] + [x * f for x, f in zip(m_3, of_m, strict=True)] + more
+    )
     return features, (row.param, m_3, v, diagonal)
 
 

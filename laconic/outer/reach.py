@@ -1,8 +1,10 @@
-"""Powers of two that keep factors of the hidden layers inside float16, whose largest number is 65504.
+"""Powers of two that keep factors of the hidden layers inside float16, whose largest number is
+65504.
 
-A ReLU lets a factor above 0 through: relu(s·x) = s·relu(x). So each hidden unit's sum is scaled before it, and what it
-is multiplied by afterwards is scaled back, once for all parameters of a tensor; powers of two round nothing. How large
-a sum can be is known: a feature whose mean square over n parameters is at most 1 is nowhere above √n.
+A ReLU lets a factor above 0 through: relu(s·x) = s·relu(x). So each hidden unit's sum is scaled
+before it, and what it is multiplied by afterwards is scaled back, once for all parameters of a
+tensor; powers of two round nothing. How large a sum can be is known: a feature whose mean square
+over n parameters is at most 1 is nowhere above √n.
 """
 
 import jax
@@ -11,12 +13,16 @@ import jax.numpy as jnp
 from laconic.outer.blocks import Layers
 from laconic.outer.perceptron import WIDE
 
-SUM, WEIGHT = 14, 7  # sums stay below 2¹⁵, the largest weight into a unit of the second layer below 2⁸
+SUM, WEIGHT = (
+    14,
+    7,
+)  # sums stay below 2¹⁵, the largest weight into a unit of the second layer below 2⁸
 FAR = 100  # exponents of weights beyond 2^±100 are left outside
 
 
 def largest_sums(w0_FN: jax.Array, bias_N: jax.Array, size: int) -> jax.Array:
-    """No hidden unit's sum over normalised features of a tensor of `size` parameters is beyond this."""
+    """No hidden unit's sum over normalised features of a tensor of `size` parameters is beyond
+    this."""
     return jnp.sqrt(jnp.float32(size)) * jnp.sum(jnp.abs(w0_FN), axis=0) + jnp.abs(bias_N)
 
 
@@ -27,9 +33,11 @@ def second_within_float16(phi: Layers, largest_N: jax.Array) -> Layers:
 
 
 def all_within_float16(phi: Layers, largest_N: jax.Array) -> Layers:
-    """The same function, with all hidden units' sums in float16's range and the last layer's weights in two parts.
+    """The same function, with all hidden units' sums in float16's range and the last layer's
+    weights in two parts.
 
-    What cannot be beyond 2¹⁵ after the first layer cannot be beyond Σ |w|·2¹⁵ + |b| after the second.
+    What cannot be beyond 2¹⁵ after the first layer cannot be beyond Σ |w|·2¹⁵ + |b| after the
+    second.
     """
     phi = _first_sums(phi, largest_N)
     largest = jnp.sum(jnp.abs(phi.w1), axis=0) * 2.0 ** (SUM + 1) + jnp.abs(phi.b1)

@@ -1,16 +1,18 @@
-"""The learned step with its state shared out: each device of a mesh updates its own part of every tensor.
+"""The learned step with its state shared out: each device of a mesh updates its own part of every
+tensor.
 
-Accumulators are four numbers a parameter and the factored vectors; shared out, no device keeps more than its part. A
-tensor is split along its longest axis that the devices divide; one without such an axis, always a small one, stays
-whole on every device. Means along a split axis and the second moments of features are added up over the devices, and
-nothing else is sent.
+Accumulators are four numbers a parameter and the factored vectors; shared out, no device keeps more
+than its part. A tensor is split along its longest axis that the devices divide; one without such an
+axis, always a small one, stays whole on every device. Means along a split axis and the second
+moments of features are added up over the devices, and nothing else is sent.
 
     mesh = shard_mesh()
     outer = sharded(LearnedOptimizer("lopt-a"), theta, mesh)
     state = outer.tx.init(params)                             # lies in parts
     updates, state = outer.tx.update(mean, state, params)     # in parts too; params and mean may lie anywhere
 
-The splits are the same in every round: `placements(params, mesh)` tells where to put parameters for none to move.
+The splits are the same in every round: `placements(params, mesh)` tells where to put parameters for
+none to move.
 """
 
 from collections.abc import Callable
@@ -38,12 +40,18 @@ def shard_mesh(devices: int | None = None) -> Mesh:
     here = len(jax.devices())
     count = here if devices is None else devices
     if not 1 <= count <= here:
-        raise LaconicError(f"a mesh of {count} devices cannot be made of the {here} there are; ask for 1 to {here}.")
-    return jax.make_mesh((count,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
+        raise LaconicError(
+            f"a mesh of {count} devices cannot be made of the {here} there are; ask for 1 to "
+            f"{here}."
+        )
+    return jax.make_mesh(
+        (count,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
+    )
 
 
 def split_of(shape: tuple[int, ...], mesh: Mesh) -> Split:
-    """Along the longest axis that the devices divide; of equal ones the first, whose parts lie together."""
+    """Along the longest axis that the devices divide; of equal ones the first, whose parts lie
+    together."""
     devices = mesh.shape[_axis(mesh)]
     axes = [axis for axis, n in enumerate(shape) if n and n % devices == 0]
     return Split(shape, max(axes, key=lambda axis: (shape[axis], -axis), default=None), _axis(mesh))
@@ -66,42 +74,68 @@ def sharded(
     path: str = "auto",
     accumulators: str = "float32",
 ) -> OuterOptimizer:
-    """`learned(theta, …)` over the devices of a mesh with one axis; the options are `LearnedOptimizer`'s."""
+    """`learned(theta, …)` over the devices of a mesh with one axis; the options are
+    `LearnedOptimizer`'s."""
     make = partial(
-        learned, theta, scale=scale, weight_decay=weight_decay, fill=fill, path=path, accumulators=accumulators
+        learned,
+        theta,
+        scale=scale,
+        weight_decay=weight_decay,
+        fill=fill,
+        path=path,
+        accumulators=accumulators,
     )
     _axis(mesh)
 
     def init(params: Any) -> LearnedState:
         shapes = jax.eval_shape(make().tx.init, params)
-        zeros = lambda spec, like: jnp.zeros(like.shape, like.dtype, device=NamedSharding(mesh, spec))
+        zeros = lambda spec, like: jnp.zeros(
+            like.shape, like.dtype, device=NamedSharding(mesh, spec)
+        )
         return jax.tree.map(zeros, _state_specs(shapes, params, mesh), shapes)
 
-    def run(choose: Callable[[OuterOptimizer], Any], mean: Any, state: Any, params: Any, seen: Any) -> Any:
+    def run(
+        choose: Callable[[OuterOptimizer], Any], mean: Any, state: Any, params: Any, seen: Any
+    ) -> Any:
         splits = [split_of(p.shape, mesh) for p in jax.tree.leaves(params)]
         take = choose(make(splits=splits))
         own = jax.tree.map(lambda p: _spec(split_of(p.shape, mesh)), params)
         kept = _state_specs(state, params, mesh)
-        deltas = None if seen[0] is None else jax.tree.map(lambda spec: PartitionSpec(None, *spec), own)
+        deltas = (
+            None if seen[0] is None else jax.tree.map(lambda spec: PartitionSpec(None, *spec), own)
+        )
 
         def local(mean: Any, state: Any, params: Any, deltas: Any, weights: Any) -> Any:
             return take(mean, state, params, worker_deltas=deltas, weights=weights)
 
         specs = (own, kept, own, deltas, None if seen[1] is None else WHOLE)
-        # Loops over tiles begin with plain zeros, which the check of what varies over devices refuses.
-        spread = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(own, kept), check_vma=False)
+        # Loops over tiles begin with plain zeros, which the check of what varies over devices
+        # refuses.
+        spread = jax.shard_map(
+            local, mesh=mesh, in_specs=specs, out_specs=(own, kept), check_vma=False
+        )
         return spread(mean, state, params, *seen)
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, worker_deltas: Any = None, weights: Any = None, **extra: Any
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        worker_deltas: Any = None,
+        weights: Any = None,
+        **extra: Any,
     ) -> Any:
         del extra
         if params is None:
-            raise LaconicError(f"{learned.architecture} needs the parameters: call update(delta, state, params).")
+            raise LaconicError(
+                f"{learned.architecture} needs the parameters: call update(delta, state, params)."
+            )
         seen = (worker_deltas if learned.gathers else None, weights)
         return run(lambda outer: outer.tx.update, updates, state, params, seen)
 
-    def step(mean: Any, state: Any, params: Any, *, worker_deltas: Any = None, weights: Any = None) -> Any:
+    def step(
+        mean: Any, state: Any, params: Any, *, worker_deltas: Any = None, weights: Any = None
+    ) -> Any:
         seen = (worker_deltas if learned.gathers else None, weights)
         return run(lambda outer: outer.step, mean, state, params, seen)
 
@@ -111,14 +145,18 @@ def sharded(
 
 def _axis(mesh: Mesh) -> str:
     if len(mesh.axis_names) != 1:
-        raise LaconicError(f"the state is shared out along one mesh axis, and this mesh has {mesh.axis_names}.")
+        raise LaconicError(
+            f"the state is shared out along one mesh axis, and this mesh has {mesh.axis_names}."
+        )
     return mesh.axis_names[0]
 
 
 def _spec(split: Split) -> PartitionSpec:
     if split.axis is None:
         return WHOLE
-    return PartitionSpec(*(split.mesh_axis if axis == split.axis else None for axis in range(len(split.shape))))
+    return PartitionSpec(
+        *(split.mesh_axis if axis == split.axis else None for axis in range(len(split.shape)))
+    )
 
 
 def _state_specs(state: LearnedState, params: Any, mesh: Mesh) -> LearnedState:

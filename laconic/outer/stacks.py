@@ -1,4 +1,5 @@
-"""Tensors of one shape as the kernels take them: small ones laid one after another, large ones where they are."""
+"""Tensors of one shape as the kernels take them: small ones laid one after another, large ones
+where they are."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ SMALL = 1 << 16  # parameters up to which a tensor is copied to share launches
 
 
 class Tensor(NamedTuple):
-    """One tensor's part in a step; `deltas` is [K, …], or None where the mean is all there is to see."""
+    """One tensor's part in a step; `deltas` is [K, …], or None where the mean is all there is to
+    see."""
 
     param: jax.Array
     ada: Ada
@@ -35,7 +37,11 @@ class Tensor(NamedTuple):
     def kind(self) -> Any:
         """What tensors must agree in to share what is computed between the passes."""
         vector = self.param.ndim < 2
-        length = pl.next_power_of_2(self.param.size) if vector and self.small and self.param.size else self.param.size
+        length = (
+            pl.next_power_of_2(self.param.size)
+            if vector and self.small and self.param.size
+            else self.param.size
+        )
         shape = (length,) if vector else self.param.shape
         whole = self.split.axis is None
         dtypes = (self.param.dtype, self.mean.dtype, self.ada.v.dtype)
@@ -43,7 +49,8 @@ class Tensor(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Tensors of one shape: what each launch works on, and accumulators along A and B [G·L, 3, …] if factored."""
+    """Tensors of one shape: what each launch works on, and accumulators along A and B [G·L, 3, …]
+    if factored."""
 
     layout: Layout
     geometry: Geometry  # the layout's, or that of padded vectors
@@ -69,7 +76,14 @@ def gather(tensors: Sequence[Tensor]) -> Stack:
     cols: list[Any] = [t.ada.col for t in tensors]
     of_a, of_b = (rows, cols) if layout.wide else (cols, rows)
     along_a = jnp.concatenate([layout.along(x, 0) for x in of_a])
-    return Stack(layout, geometry, views, lengths, along_a, jnp.concatenate([layout.along(x, 1) for x in of_b]))
+    return Stack(
+        layout,
+        geometry,
+        views,
+        lengths,
+        along_a,
+        jnp.concatenate([layout.along(x, 1) for x in of_b]),
+    )
 
 
 def scatter(
@@ -81,9 +95,16 @@ def scatter(
     sides, found = _sides(tensors, stack, tuning), []
     for g, tensor in enumerate(tensors):
         layout, shape = Layout.of(tensor.param.shape, tensor.split.pair), tensor.param.shape
-        own, begin = stepped[g if len(stepped) > 1 else 0], stack.geometry.L0 * (g if len(stepped) == 1 else 0)
-        part = lambda x, begin=begin: jax.lax.slice_in_dim(x, begin, begin + stack.geometry.L0, axis=x.ndim - 4)
-        home = lambda x, layout=layout, part=part, shape=shape: layout.back(part(x)[..., : layout.geometry.B], shape)
+        own, begin = (
+            stepped[g if len(stepped) > 1 else 0],
+            stack.geometry.L0 * (g if len(stepped) == 1 else 0),
+        )
+        part = lambda x, begin=begin: jax.lax.slice_in_dim(
+            x, begin, begin + stack.geometry.L0, axis=x.ndim - 4
+        )
+        home = lambda x, layout=layout, part=part, shape=shape: layout.back(
+            part(x)[..., : layout.geometry.B], shape
+        )
         if layout.geometry.diagonal:
             row, col = home(own.diagonal).reshape(tensor.ada.row.shape), None
         else:
@@ -96,16 +117,24 @@ def scatter(
     return found
 
 
-def _vectors(tensors: Sequence[Tensor], B: int, own: Big, tuning: Tuning) -> list[tuple[jax.Array, Ada]]:
+def _vectors(
+    tensors: Sequence[Tensor], B: int, own: Big, tuning: Tuning
+) -> list[tuple[jax.Array, Ada]]:
     """The same of vectors padded to B and laid one after another."""
     G, sources = len(tensors), (own.param, own.m, own.v, own.diagonal)
     rows = [1, 3, 1, 3]
     sizes = [tensor.param.size for tensor in tensors]
-    pieces = [Piece(i, g * B, rows[i], G * B, size) for g, size in enumerate(sizes) for i in range(len(sources))]
+    pieces = [
+        Piece(i, g * B, rows[i], G * B, size)
+        for g, size in enumerate(sizes)
+        for i in range(len(sources))
+    ]
     new, found = unpack(sources, pieces, tuning), []
     for g, t in enumerate(tensors):
         param, m, v, row = new[4 * g : 4 * g + 4]
-        ada = Ada(m.reshape(t.ada.m.shape), v.reshape(t.ada.v.shape), row.reshape(t.ada.row.shape), None)
+        ada = Ada(
+            m.reshape(t.ada.m.shape), v.reshape(t.ada.v.shape), row.reshape(t.ada.row.shape), None
+        )
         found.append((param.reshape(t.param.shape), ada))
     return found
 

@@ -1,8 +1,9 @@
-"""The learned step of one tensor in plain XLA: the reference for every kernel, and what runs where there is none.
+"""The learned step of one tensor in plain XLA: the reference for every kernel, and what runs where
+there is none.
 
-Two passes over the tensor, a tile at a time: the first reduces every feature's second moment, the second recomputes
-the features and runs the MLP. The normalisers are folded into the first layer's weights and the time features into its
-bias. The [n, 39] matrix never exists.
+Two passes over the tensor, a tile at a time: the first reduces every feature's second moment, the
+second recomputes the features and runs the MLP. The normalisers are folded into the first layer's
+weights and the time features into its bias. The [n, 39] matrix never exists.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Walking over a tensor a tile at a time, so that what is computed per parameter never exists for all of them."""
+"""Walking over a tensor a tile at a time, so that what is computed per parameter never exists for
+all of them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,11 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# On a CPU. Sums over a tile start some forty small programs, so their tiles are large. A product of up to 1152 columns
-# runs in the thread that asks for it, its layers in that core's cache; larger ones are shared out to all cores, which
-# costs two of them more than it saves. Small tensors are stepped at once: meta-training has many of them side by side.
+# On a CPU. Sums over a tile start some forty small programs, so their tiles are large. A product of
+# up to 1152 columns runs in the thread that asks for it, its layers in that core's cache; larger
+# ones are shared out to all cores, which costs two of them more than it saves. Small tensors are
+# stepped at once: meta-training has many of them side by side.
 SUMS, STEPS, SMALL = 1 << 15, 1152, 1 << 12
-FEW_ROWS, LANES = 5, 16  # tiles of two to four rows take longer than those of one; a cache line holds 16 numbers
+FEW_ROWS, LANES = (
+    5,
+    16,
+)  # tiles of two to four rows take longer than those of one; a cache line holds 16 numbers
 ACCELERATOR_TILE = 1 << 22  # as much at once as keeps the hidden layers under half a gigabyte
 
 
@@ -36,14 +41,16 @@ def default_tiles(tile: int | None = None) -> Tiles:
 
 
 class Masks(NamedTuple):
-    """1 on the rows [1, 1, a, 1] and columns [1, 1, 1, b] of a tile that no earlier tile had, else 0."""
+    """1 on the rows [1, 1, a, 1] and columns [1, 1, 1, b] of a tile that no earlier tile had, else
+    0."""
 
     rows: jax.Array
     cols: jax.Array
 
 
 class Walk(NamedTuple):
-    """Goes over a tensor of shape [L, A, B] in tiles of one layer, or over all of it at once if it is small."""
+    """Goes over a tensor of shape [L, A, B] in tiles of one layer, or over all of it at once if it
+    is small."""
 
     shape: tuple[int, int, int]
     tile: int
@@ -51,7 +58,8 @@ class Walk(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Rows and columns of a tile: whole rows if they fit; with lanes, several only if they are many."""
+        """Rows and columns of a tile: whole rows if they fit; with lanes, several only if they are
+        many."""
         _, A, B = self.shape
         cols = min(B, self.tile)
         rows = max(1, min(A, self.tile // cols))
@@ -78,16 +86,21 @@ class Walk(NamedTuple):
         return self.shape[0] * down * across
 
     def _place(self, i: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Masks]:
-        """Where tile i begins; the last ones of a row or column are moved back to stay inside, hence the masks."""
+        """Where tile i begins; the last ones of a row or column are moved back to stay inside,
+        hence the masks."""
         (_, A, B), (rows, cols), (down, across) = self.shape, self.size, self._blocks
         row, col = (i // across % down) * rows, (i % across) * cols
         at = (i // (down * across), jnp.minimum(row, A - rows), jnp.minimum(col, B - cols))
         fresh = lambda begin, nominal, n: (begin + jnp.arange(n) >= nominal).astype(jnp.float32)
-        masks = Masks(fresh(at[1], row, rows).reshape(1, 1, -1, 1), fresh(at[2], col, cols).reshape(1, 1, 1, -1))
+        masks = Masks(
+            fresh(at[1], row, rows).reshape(1, 1, -1, 1),
+            fresh(at[2], col, cols).reshape(1, 1, 1, -1),
+        )
         return at, masks if across > 1 else masks._replace(cols=jnp.ones((1, 1, 1, cols)))
 
     def _cut(self, fields: Any, bare: Any, at: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
-        """The tile of every field, from the same fields `bare`; an axis of length 1 is the same for all tiles."""
+        """The tile of every field, from the same fields `bare`; an axis of length 1 is the same for
+        all tiles."""
 
         def cut(field: jax.Array, x: jax.Array) -> jax.Array:
             shape, begins, lengths = field.shape, (0, *at), (field.shape[0], 1, *self.size)
@@ -110,7 +123,9 @@ class Walk(NamedTuple):
             return function(self._cut(fields, bare, at), masks)
 
         def body(i: jax.Array, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            total, lost = both  # Kahan's sum: thousands of tiles of the same size would round the same way
+            total, lost = (
+                both  # Kahan's sum: thousands of tiles of the same size would round the same way
+            )
             term = one(i) - lost
             new = total + term
             return new, (new - total) - term
@@ -118,8 +133,11 @@ class Walk(NamedTuple):
         zeros = jnp.zeros(jax.eval_shape(one, jnp.int32(0)).shape)
         return jax.lax.fori_loop(0, self._count, body, (zeros, zeros))[0]
 
-    def fill(self, function: Callable[[Any, Any], tuple[jax.Array, Any]], fields: Any, scratch: Any) -> jax.Array:
-        """The values of every tile by `function(tile, scratch) → values, scratch`, put together as [1, L, A, B].
+    def fill(
+        self, function: Callable[[Any, Any], tuple[jax.Array, Any]], fields: Any, scratch: Any
+    ) -> jax.Array:
+        """The values of every tile by `function(tile, scratch) → values, scratch`, put together as
+        [1, L, A, B].
 
         `scratch` is memory that the function writes over, handed on from tile to tile, or None.
         """
@@ -137,14 +155,18 @@ class Walk(NamedTuple):
 
 def _cut_axes(shape: Sequence[int]) -> list[int]:
     """The axes that a tensor has while it is cut: on a CPU those of more than one, see `_bare`."""
-    return [axis for axis, length in enumerate(shape) if length > 1 or jax.default_backend() != "cpu"]
+    return [
+        axis for axis, length in enumerate(shape) if length > 1 or jax.default_backend() != "cpu"
+    ]
 
 
 def _bare(fields: Any) -> Any:
-    """Without axes of length 1: to have them where a loop expects them XLA's CPU compiler copies the whole tensor."""
+    """Without axes of length 1: to have them where a loop expects them XLA's CPU compiler copies
+    the whole tensor."""
     return jax.tree.map(lambda x: x.reshape([x.shape[axis] for axis in _cut_axes(x.shape)]), fields)
 
 
 def _share(length: int, most: int) -> int:
-    """The longest of equal shares of `length` that are at most `most` each: less is done twice at the end."""
+    """The longest of equal shares of `length` that are at most `most` each: less is done twice at
+    the end."""
     return -(-length // -(-length // most))

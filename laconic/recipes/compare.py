@@ -1,4 +1,5 @@
-"""Carrying a comparison out: everything checked first, a folder made, and taken up again after a stop."""
+"""Carrying a comparison out: everything checked first, a folder made, and taken up again after a
+stop."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +17,14 @@ from laconic.evaluate.step_time import local_step_seconds
 from laconic.evaluate.timing import Link, parse_duration, parse_link
 from laconic.federated.options import read_federated
 from laconic.recipes.config import CompareConfig, command_of
-from laconic.recipes.folder import check_records, check_task, describe, new_folder, note_changes, read_run
+from laconic.recipes.folder import (
+    check_records,
+    check_task,
+    describe,
+    new_folder,
+    note_changes,
+    read_run,
+)
 from laconic.recipes.methods import parse_method
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
@@ -36,10 +44,14 @@ def compare(
     stop: Callable[[], bool] = lambda: False,
     command: str | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Carry a comparison out → (its folder, its records). `task` may be one of your own instead of a named one."""
+    """Carry a comparison out → (its folder, its records). `task` may be one of your own instead of
+    a named one."""
     observer = observer or Silent()
     setting, options, methods = _parsed(config)
-    source, command = OWN_TASK, command or (command_of(config) if task is None else "laconic.compare, from Python")
+    source, command = (
+        OWN_TASK,
+        command or (command_of(config) if task is None else "laconic.compare, from Python"),
+    )
     if task is None:
         task, source = make_task_and_source(config.task)
     else:
@@ -80,7 +92,9 @@ def resume(
     options = replace(options, step_seconds=header["step_seconds"])
     own = header["task"]["source"] == OWN_TASK
     if own and task is None:
-        raise LaconicError(f"{folder} was begun with a task of its own; resume it from Python with that task.")
+        raise LaconicError(
+            f"{folder} was begun with a task of its own; resume it from Python with that task."
+        )
     source = OWN_TASK
     if task is None:
         task, source = make_task_and_source(config.task)
@@ -104,7 +118,9 @@ def _header(folder: Path) -> dict[str, Any]:
     ours = bool(records) and records[0].get("kind") == "run" and "step_seconds" in records[0]
     ours = ours and all(isinstance(records[0].get(key), kind) for key, kind in shape.items())
     if not ours or not all(r.get("kind") in ("run", "method", "summary") for r in records):
-        raise LaconicError(f"{path} holds no records of a comparison by this version; it cannot be resumed.")
+        raise LaconicError(
+            f"{path} holds no records of a comparison by this version; it cannot be resumed."
+        )
     check_records(path, records)
     return records[0]
 
@@ -126,9 +142,13 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
         config.seeds_at_once,
     )
     if config.topology not in TOPOLOGIES or not config.optimizers:
-        raise LaconicError(f"a comparison needs optimizers and a topology of {', '.join(TOPOLOGIES)}.")
+        raise LaconicError(
+            f"a comparison needs optimizers and a topology of {', '.join(TOPOLOGIES)}."
+        )
     if config.devices < 1 or config.devices > len(jax.devices()):
-        raise LaconicError(f"devices must be between 1 and the {len(jax.devices())} here, got {config.devices}.")
+        raise LaconicError(
+            f"devices must be between 1 and the {len(jax.devices())} here, got {config.devices}."
+        )
     if config.devices > 1 and config.workers % config.devices:
         raise LaconicError(f"{config.workers} workers do not divide over {config.devices} devices.")
     if config.target_loss is not None and not math.isfinite(config.target_loss):
@@ -138,7 +158,9 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
     compressor = parse_compressor(config.compress)
     methods = [parse_method(spec, config.workers, compressor) for spec in config.optimizers]
     mesh = worker_mesh(config.devices) if config.devices > 1 else None
-    options = Options(config.topology, link, step, config.target_loss, config.on_nan == "continue", mesh)
+    options = Options(
+        config.topology, link, step, config.target_loss, config.on_nan == "continue", mesh
+    )
     return setting, options, methods
 
 
@@ -151,10 +173,19 @@ def _from_json(values: dict[str, Any], folder: Path) -> CompareConfig:
     values = {**{name: default[name] for name in ADDED}, **read_federated(values, str(folder))}
     wrong = sorted(set(values) ^ set(default))
     if wrong:
-        raise LaconicError(f"the settings in {folder} differ from this version's in {', '.join(wrong)}; start anew.")
+        raise LaconicError(
+            f"the settings in {folder} differ from this version's in {', '.join(wrong)}; start "
+            "anew."
+        )
     config = CompareConfig(**{**values, "optimizers": tuple(values["optimizers"]), "out": folder})
     for field in fields(CompareConfig):
-        kinds = {type(getattr(d, field.name)) for d in (CompareConfig(), config) if getattr(d, field.name) is not None}
+        kinds = {
+            type(getattr(d, field.name))
+            for d in (CompareConfig(), config)
+            if getattr(d, field.name) is not None
+        }
         if len(kinds - {type(folder)}) > 1:
-            raise LaconicError(f"the settings in {folder} have a {field.name} of the wrong type; start anew.")
+            raise LaconicError(
+                f"the settings in {folder} have a {field.name} of the wrong type; start anew."
+            )
     return config

@@ -23,7 +23,8 @@ class CompareConfig:
         "lopt-a-digits",
         "lopt-a-general",
     )
-    """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value."""
+    """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value.
+    """
     workers: int = 8
     """K, how many workers there are."""
     local_steps: int = 4
@@ -33,9 +34,11 @@ class CompareConfig:
     rounds: int = 100
     """T, the communication rounds."""
     federated: Federated = field(default_factory=Federated)
-    """A population of clients with data of their own, of which K are sampled each round; none unless one is given."""
+    """A population of clients with data of their own, of which K are sampled each round; none
+    unless one is given."""
     seeds: int = 5
-    """How many seeds, each with its own initial weights, minibatches and, with a population, partition of the data."""
+    """How many seeds, each with its own initial weights, minibatches and, with a population,
+    partition of the data."""
     first_seed: int = 0
     """The first seed; the others follow it."""
     seeds_at_once: int = 0
@@ -43,15 +46,18 @@ class CompareConfig:
     evaluate_every: int = 20
     """Rounds between two looks at the test set; also how often a run can be stopped."""
     missing: int = 0
-    """How many workers are absent from each round, others every time; what they computed is lost."""
+    """How many workers are absent from each round, others every time; what they computed is lost.
+    """
     compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g. topk:0.01+int8+ef."""
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
+    topk:0.01+int8+ef."""
     topology: Literal["server", "all-gather", "ring"] = "server"
     """How messages travel, for counting bits."""
     link: str | None = None
     """Price the rounds on a network: bandwidth/latency, e.g. 100Mbit/20ms."""
     step_time: str | None = None
-    """How long one local step takes, e.g. 12ms; with a link and without it, plain SGD is measured here."""
+    """How long one local step takes, e.g. 12ms; with a link and without it, plain SGD is measured
+    here."""
     target_loss: float | None = None
     """The train loss to race to; by default the lowest that local SGD reaches."""
     on_nan: Literal["stop", "continue"] = "stop"
@@ -98,15 +104,20 @@ _FEDERATED_CIFAR = (
 
 RECIPES: dict[str, tuple[str, CompareConfig]] = {
     "digits": (
-        "five hand-designed optimizers and two learned ones on the bundled digits, about a minute on a laptop",
+        "five hand-designed optimizers and two learned ones on the bundled digits, about a minute "
+        "on a laptop",
         CompareConfig(),
     ),
     "digits-learned": (
-        "the same and an optimizer that never saw digits, on ten seeds that nothing was trained or tuned on",
-        CompareConfig(optimizers=(*CompareConfig.optimizers, "lopt-a-fmnist"), seeds=10, first_seed=100),
+        "the same and an optimizer that never saw digits, on ten seeds that nothing was trained or "
+        "tuned on",
+        CompareConfig(
+            optimizers=(*CompareConfig.optimizers, "lopt-a-fmnist"), seeds=10, first_seed=100
+        ),
     ),
     "fmnist-baselines": (
-        "the paper's tuned baselines on Fashion-MNIST: 2-layer MLP, K = 8, H = 4, B = 128, 1000 rounds, 10 seeds",
+        "the paper's tuned baselines on Fashion-MNIST: 2-layer MLP, K = 8, H = 4, B = 128, 1000 "
+        "rounds, 10 seeds",
         CompareConfig(
             task="fmnist-mlp2",
             optimizers=(
@@ -124,7 +135,8 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
         ),
     ),
     "fmnist-learned": (
-        "learned optimizers against baselines tuned on the paper's whole grids, on seeds that nothing was tuned on",
+        "learned optimizers against baselines tuned on the paper's whole grids, on seeds that "
+        "nothing was tuned on",
         CompareConfig(
             task="fmnist-mlp2",
             optimizers=(
@@ -147,10 +159,15 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
         ),
     ),
     "fmnist-undivided": (
-        "tuned local SGD and SlowMo on all 60,000 images of Fashion-MNIST's train file instead of 80 % of them",
+        "tuned local SGD and SlowMo on all 60,000 images of Fashion-MNIST's train file instead of "
+        "80 % of them",
         CompareConfig(
             task="fmnist-mlp2:split=all",
-            optimizers=("local-sgd:gamma=0.5", "local-sgd:gamma=0.3", "slowmo:gamma=0.1,alpha=1,beta=0.95"),
+            optimizers=(
+                "local-sgd:gamma=0.5",
+                "local-sgd:gamma=0.3",
+                "slowmo:gamma=0.1,alpha=1,beta=0.95",
+            ),
             batch=128,
             rounds=1000,
             seeds=10,
@@ -176,7 +193,8 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
         ),
     ),
     "federated-digits": (
-        "federated baselines on the bundled digits: 60 clients of 20 samples with class mixes of Dirichlet(0.1)",
+        "federated baselines on the bundled digits: 60 clients of 20 samples with class mixes of "
+        "Dirichlet(0.1)",
         CompareConfig(
             optimizers=("fedavg", "fedavgm", "fedprox", "scaffold", "fedadam"),
             workers=10,
@@ -186,7 +204,8 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
         ),
     ),
     "federated-fmnist": (
-        "the paper's federated baselines on Fashion-MNIST: 400 clients, Dirichlet(0.1), 10 a round, 1000 rounds",
+        "the paper's federated baselines on Fashion-MNIST: 400 clients, Dirichlet(0.1), 10 a "
+        "round, 1000 rounds",
         _federated("fmnist-mlp2", 0.1, *_FEDERATED_FMNIST),
     ),
     "federated-cifar10": (
@@ -217,7 +236,8 @@ def command_line(command: str, config: Any, default: Any) -> str:
 
 
 def flags_of(config: Any, default: Any, prefix: str = "") -> list[str]:
-    """The flags in which a config differs from another, those of a nested one after its name and a dot."""
+    """The flags in which a config differs from another, those of a nested one after its name and a
+    dot."""
     words = []
     for each in fields(config):
         value, usual = getattr(config, each.name), getattr(default, each.name)
@@ -225,5 +245,8 @@ def flags_of(config: Any, default: Any, prefix: str = "") -> list[str]:
         if is_dataclass(value):
             words += flags_of(value, usual, f"{name}.")
         elif value != usual:
-            words += [f"--{name}", *(str(v) for v in (value if isinstance(value, tuple) else (value,)))]
+            words += [
+                f"--{name}",
+                *(str(v) for v in (value if isinstance(value, tuple) else (value,))),
+            ]
     return words

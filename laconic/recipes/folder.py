@@ -15,13 +15,15 @@ from laconic.tasks.base import Task, count_parameters
 
 # What is read of these records, whoever takes a run up again.
 NEEDED = {
-    "method": "label method compressor workers local_steps traffic step_seconds train heldout evaluated_at diverged",
+    "method": "label method compressor workers local_steps traffic step_seconds train heldout "
+    "evaluated_at diverged",
     "point": "index label numbers seeds minimum final rounds_to_target valid diverged chunk seconds",
 }
 
 
 def new_folder(out: Path | None, name: str) -> Path:
-    """`out`, or runs/NAME-TIME: made if missing, refused if it holds anything or cannot be written to."""
+    """`out`, or runs/NAME-TIME: made if missing, refused if it holds anything or cannot be written
+    to."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{spelled(name)}-{stamp}"
     try:
@@ -29,14 +31,17 @@ def new_folder(out: Path | None, name: str) -> Path:
         hint = f" or go on with --resume {folder}" if taken and (folder / RECORDS).exists() else ""
         if taken:
             raise LaconicError(
-                f"{folder} is already there and not empty; nothing is overwritten. Choose another --out{hint}."
+                f"{folder} is already there and not empty; nothing is overwritten. Choose another "
+                f"--out{hint}."
             )
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{CHECKPOINT}.probe"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise LaconicError(f"cannot write to {folder}: {error.strerror}. Choose another folder with --out.") from None
+        raise LaconicError(
+            f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
+        ) from None
     return folder
 
 
@@ -48,32 +53,46 @@ def spelled(name: str) -> str:
 def describe(task: Task, source: str) -> dict[str, Any]:
     """A task in a record: its name, size, classes, and where its data came from."""
     params, _ = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
-    return {"name": task.name, "parameters": count_parameters(params), "classes": task.classes, "source": source}
+    return {
+        "name": task.name,
+        "parameters": count_parameters(params),
+        "classes": task.classes,
+        "source": source,
+    }
 
 
 def read_run(folder: Path, what: str = "run") -> list[dict[str, Any]]:
-    """All records of a folder that is to be taken up again; `what` is what it should be the folder of."""
+    """All records of a folder that is to be taken up again; `what` is what it should be the folder
+    of."""
     path = folder / RECORDS
     try:
         found = path.is_file()
     except OSError as error:
         raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
     if not found:
-        raise LaconicError(f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a {what}.")
+        raise LaconicError(
+            f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a "
+            f"{what}."
+        )
     return read(path)
 
 
 def check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Refuse a record without a kind or without what is read of it, and a point that is there twice, by its line."""
+    """Refuse a record without a kind or without what is read of it, and a point that is there
+    twice, by its line."""
     points = set()
     for line, record in enumerate(records, start=1):
         kind = record.get("kind")
         lost = [name for name in NEEDED.get(str(kind), "").split() if name not in record]
         if not isinstance(kind, str) or lost:
             what = ", ".join(lost) or "kind"
-            raise LaconicError(f"line {line} of {path} is damaged, it has no {what}: repair or delete that line.")
+            raise LaconicError(
+                f"line {line} of {path} is damaged, it has no {what}: repair or delete that line."
+            )
         if kind == "point" and record["index"] in points:
-            raise LaconicError(f"line {line} of {path} is point {record['index']} a second time: delete that line.")
+            raise LaconicError(
+                f"line {line} of {path} is point {record['index']} a second time: delete that line."
+            )
         points |= {record["index"]} if kind == "point" else set()
 
 
@@ -81,7 +100,8 @@ def check_task(folder: Path, header: dict[str, Any], task: Task, source: str) ->
     """Refuse to go on with another task or other data than the run was begun with."""
     if describe(task, source) != header["task"]:
         raise LaconicError(
-            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; start anew."
+            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; "
+            "start anew."
         )
 
 
@@ -90,4 +110,7 @@ def note_changes(header: dict[str, Any], note: Callable[[str], None]) -> None:
     now, then = provenance(), header["provenance"]
     for what in DECISIVE:
         if now.get(what) != then.get(what):
-            note(f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the last digits.")
+            note(
+                f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the "
+                "last digits."
+            )

@@ -1,4 +1,5 @@
-"""Grids as text: `parse_grid(["gamma=1,0.5", "alpha=1/gamma,0.5/gamma"])` gives the points of their product."""
+"""Grids as text: `parse_grid(["gamma=1,0.5", "alpha=1/gamma,0.5/gamma"])` gives the points of their
+product."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ Point = dict[str, float]
 
 
 def parse_grid(texts: Sequence[str]) -> list[Point]:
-    """All points of a grid given as `name=value,value` each; a value may be divided by an earlier name: `0.5/gamma`."""
+    """All points of a grid given as `name=value,value` each; a value may be divided by an earlier
+    name: `0.5/gamma`."""
     columns: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -19,8 +21,13 @@ def parse_grid(texts: Sequence[str]) -> list[Point]:
             raise LaconicError(f"the grid gives {name} twice; put all its values in one list.")
         columns[name] = values.split(",")
     if not columns:
-        raise LaconicError("the grid is empty; give every hyper-parameter its values, as name=value,value.")
-    return [_point(dict(zip(columns, chosen, strict=True))) for chosen in itertools.product(*columns.values())]
+        raise LaconicError(
+            "the grid is empty; give every hyper-parameter its values, as name=value,value."
+        )
+    return [
+        _point(dict(zip(columns, chosen, strict=True)))
+        for chosen in itertools.product(*columns.values())
+    ]
 
 
 def _point(chosen: dict[str, str]) -> Point:
@@ -28,7 +35,9 @@ def _point(chosen: dict[str, str]) -> Point:
     for name, text in chosen.items():
         value, slash, divisor = text.partition("/")
         if slash and divisor not in point:
-            raise LaconicError(f"{name}={text}: {divisor!r} is not a hyper-parameter given before {name}.")
+            raise LaconicError(
+                f"{name}={text}: {divisor!r} is not a hyper-parameter given before {name}."
+            )
         try:
             point[name] = float(value) / (point[divisor] if slash else 1.0)
         except (ValueError, ZeroDivisionError):

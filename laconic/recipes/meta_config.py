@@ -42,7 +42,8 @@ class MetaConfig:
     dropout: float = 0.0
     """The probability that a worker is missing from a round."""
     federated: Federated = field(default_factory=Federated)
-    """The population that workers are sampled from, unless a task says otherwise; each run has a fresh partition."""
+    """The population that workers are sampled from, unless a task says otherwise; each run has a
+    fresh partition."""
     objective: Literal["train", "valid"] = "train"
     """The meta-loss: the workers' train loss, or the validation loss after each server step."""
     steps: int = 6000
@@ -60,7 +61,8 @@ class MetaConfig:
     longest: int = 1000
     """Longest run, in rounds; lengths are log-uniform between the two."""
     ramp: int = 4800
-    """Outer steps over which the longest run grows from the shortest to its full length; 0: at once."""
+    """Outer steps over which the longest run grows from the shortest to its full length; 0: at
+    once."""
     reset_diverged: bool = True
     """End a pair of runs early when both sit at the loss ceiling."""
     peak: float = 3e-3
@@ -80,9 +82,11 @@ class MetaConfig:
     output_scale: float = 0.01
     """Shrinks the last layer's first weights, so that φ begins near doing nothing."""
     widest: int = 0
-    """Inputs of a tensor beyond which its steps shrink in proportion; 0: whole steps everywhere, as the paper."""
+    """Inputs of a tensor beyond which its steps shrink in proportion; 0: whole steps everywhere, as
+    the paper."""
     deepest: int = 0
-    """Matrices of a model beyond which all its steps shrink in proportion; 0: whole steps everywhere, as the paper."""
+    """Matrices of a model beyond which all its steps shrink in proportion; 0: whole steps
+    everywhere, as the paper."""
     seed: int = 0
     """Seed of φ, of perturbations and of everything the runs draw."""
     judge_every: int = 500
@@ -104,7 +108,9 @@ class MetaConfig:
         """The architecture to train; LAgg needs one K for all tasks."""
         gathers = self.architecture.startswith("lagg")
         K = self.inners()[0].workers if gathers else None
-        shared = {name: getattr(self, name) for name in ("time", "output_scale", "widest", "deepest")}
+        shared = {
+            name: getattr(self, name) for name in ("time", "output_scale", "widest", "deepest")
+        }
         return LearnedOptimizer(self.architecture, K, **shared)
 
     def inners(self) -> list[Inner]:
@@ -132,7 +138,9 @@ TASK_OPTIONS: dict[str, type] = {
     "dropout": float,
     "objective": str,
 }
-POPULATION_OPTIONS = {name: kind for name, kind in KINDS.items() if name not in TASK_OPTIONS}  # dropout is the task's
+POPULATION_OPTIONS = {
+    name: kind for name, kind in KINDS.items() if name not in TASK_OPTIONS
+}  # dropout is the task's
 
 
 def parse_inner(spec: str, config: MetaConfig) -> Inner:
@@ -145,16 +153,22 @@ def parse_inner(spec: str, config: MetaConfig) -> Inner:
     for item in tail.split(",") if at else []:
         key, equals, text = item.partition("=")
         if not equals:
-            raise LaconicError(f"task {spec!r}: {item!r} is not option=value; write {task}@option=value,….")
+            raise LaconicError(
+                f"task {spec!r}: {item!r} is not option=value; write {task}@option=value,…."
+            )
         if key not in known:
             raise unknown(f"option of task {task}", key, known)
         try:
             (values if key in TASK_OPTIONS else population)[key] = known[key](text)
         except ValueError:
             raise LaconicError(f"task {spec!r}: {key} must be a number, got {text!r}.") from None
-    name, rate, clip, decay = (values.pop(key) for key in ("local", "gamma", "local_clip", "local_decay"))
+    name, rate, clip, decay = (
+        values.pop(key) for key in ("local", "gamma", "local_clip", "local_decay")
+    )
     local = LocalOptimizer(name, rate, weight_decay=decay, clip=clip)
-    return Inner(task=task, local=local, **values, federated=replace(config.federated, **population))
+    return Inner(
+        task=task, local=local, **values, federated=replace(config.federated, **population)
+    )
 
 
 def described(inner: Inner) -> str:

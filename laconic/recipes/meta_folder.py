@@ -1,4 +1,5 @@
-"""The folder of a meta-training: its header and settings, records, the checkpoint and the files of φ.
+"""The folder of a meta-training: its header and settings, records, the checkpoint and the files of
+φ.
 
 Of several processes the first one writes; the others only read what a resumed run goes on from.
 """
@@ -26,7 +27,8 @@ ADDED = ("deepest",)  # settings that there were none of in earlier records
 
 
 def begin_folder(config: MetaConfig, name: str, command: str | None, sources: list[str]) -> Path:
-    """A new folder with the run's header; in processes after the first the one that was asked for, untouched."""
+    """A new folder with the run's header; in processes after the first the one that was asked for,
+    untouched."""
 
     def begin() -> Path:
         folder = new_folder(config.out, f"meta-{name}")
@@ -49,22 +51,31 @@ def read_header(folder: Path) -> dict[str, Any]:
     shape = {"config": dict, "sources": list, "provenance": dict}
     ours = bool(records) and records[0].get("kind") == "run"
     if not ours or not all(isinstance(records[0].get(key), kind) for key, kind in shape.items()):
-        raise LaconicError(f"{path} holds no records of meta-training by this version; it cannot be resumed.")
+        raise LaconicError(
+            f"{path} holds no records of meta-training by this version; it cannot be resumed."
+        )
     return records[0]
 
 
 def read_config(header: dict[str, Any], folder: Path) -> MetaConfig:
     """The settings that a folder's run was begun with."""
     added = {name: getattr(MetaConfig(), name) for name in ADDED}
-    values, known = added | read_federated(header["config"], str(folder)), {f.name for f in fields(MetaConfig)}
+    values, known = (
+        added | read_federated(header["config"], str(folder)),
+        {f.name for f in fields(MetaConfig)},
+    )
     if set(values) != known:
         wrong = ", ".join(sorted(set(values) ^ known))
-        raise LaconicError(f"the settings in {folder} differ from this version's in {wrong}; start anew.")
+        raise LaconicError(
+            f"the settings in {folder} differ from this version's in {wrong}; start anew."
+        )
     for name in known:
         default, value = getattr(MetaConfig(), name), values[name]
         kinds = {float: (float, int), tuple: list}.get(type(default), type(default))
         if default is not None and not isinstance(value, kinds):
-            raise LaconicError(f"the settings in {folder} have a {name} of the wrong type; start anew.")
+            raise LaconicError(
+                f"the settings in {folder} have a {name} of the wrong type; start anew."
+            )
     return MetaConfig(**{**values, "tasks": tuple(values["tasks"]), "out": folder})
 
 
@@ -88,14 +99,20 @@ def save(run: MetaRun) -> None:
         )
         run.recorded = run.done
     state = run.trainer.collect(run.state)
-    tree = {"state": state, "best": run.best.theta, "loss": np.stack(run.losses), "norm": np.stack(run.norms)}
+    tree = {
+        "state": state,
+        "best": run.best.theta,
+        "loss": np.stack(run.losses),
+        "norm": np.stack(run.norms),
+    }
     meta = {"done": run.done, "seconds": run.seconds, "best_step": run.best.step}
     meta["best_score"] = run.best.score if np.isfinite(run.best.score) else None
     by_the_first(lambda: checkpoint.save(run.folder / CHECKPOINT, tree, meta))
 
 
 def forget_after(folder: Path, done: int) -> None:
-    """Drop the records of outer steps after `done`: a run that was killed goes on from there and writes them again."""
+    """Drop the records of outer steps after `done`: a run that was killed goes on from there and
+    writes them again."""
 
     def write() -> None:
         records = read(folder / RECORDS)
@@ -126,9 +143,20 @@ def publish(run: MetaRun) -> None:
 
     def write() -> None:
         header = read(run.folder / RECORDS)[0]
-        for which, theta, step in (("best", run.best.theta, run.best.step), ("last", kept(run.state.theta), run.done)):
+        for which, theta, step in (
+            ("best", run.best.theta, run.best.step),
+            ("last", kept(run.state.theta), run.done),
+        ):
             inners = run.trainer.inners
-            publish_run(run.folder / f"{which}.safetensors", run.config, header, theta, step, run.seconds, inners)
+            publish_run(
+                run.folder / f"{which}.safetensors",
+                run.config,
+                header,
+                theta,
+                step,
+                run.seconds,
+                inners,
+            )
 
     by_the_first(write)
 

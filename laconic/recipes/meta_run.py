@@ -55,7 +55,8 @@ class Best:
 
 @dataclass
 class MetaRun:
-    """All about a run: where it writes, how far it is, what it showed so far and how much of that is on disk."""
+    """All about a run: where it writes, how far it is, what it showed so far and how much of that
+    is on disk."""
 
     config: MetaConfig
     folder: Path

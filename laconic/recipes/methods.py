@@ -1,8 +1,8 @@
 """Methods by name: `parse_method("slowmo:gamma=0.3,alpha=1.66,beta=0.9", K)`.
 
-A method is a local optimizer, an outer optimizer and a compressor. An outer optimizer whose registry line gives it a
-row is one by itself, with SGD workers; any other is a function and a line below, and its keyword arguments are its
-options on the command line.
+A method is a local optimizer, an outer optimizer and a compressor. An outer optimizer whose
+registry line gives it a row is one by itself, with SGD workers; any other is a function and a line
+below, and its keyword arguments are its options on the command line.
 """
 
 import inspect
@@ -23,12 +23,17 @@ from laconic.tasks.base import Task
 from laconic.zoo import Published, cards, load, published
 
 FLOAT32_MAX = 3.4028234e38
-HAND_DESIGNED = {*FAMILIES, "optax", "small-batch-sgd"}  # whose numbers have ranges; others see to their own
+HAND_DESIGNED = {
+    *FAMILIES,
+    "optax",
+    "small-batch-sgd",
+}  # whose numbers have ranges; others see to their own
 COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
 
 
 class Entry(NamedTuple):
-    """`make(K, **options)` gives a local optimizer (None: no local steps), an outer one, and how K and H are used."""
+    """`make(K, **options)` gives a local optimizer (None: no local steps), an outer one, and how K
+    and H are used."""
 
     make: Callable[..., "Parts"]
     summary: str
@@ -56,12 +61,18 @@ def local_sgd(K: int, gamma: float = 0.5) -> Parts:
 
 def slowmo(K: int, gamma: float = 0.1, alpha: float = 1.0, beta: float = 0.95) -> Parts:
     """Wang et al. (2019)."""
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta))
+    return Parts(
+        LocalOptimizer("sgd", gamma), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
+    )
 
 
-def diloco(K: int, gamma: float = 1e-3, lr: float = 0.7, momentum: float = 0.9, local: str = "adamw") -> Parts:
+def diloco(
+    K: int, gamma: float = 1e-3, lr: float = 0.7, momentum: float = 0.9, local: str = "adamw"
+) -> Parts:
     """Douillard et al. (2024)."""
-    return Parts(LocalOptimizer(local, gamma), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum))
+    return Parts(
+        LocalOptimizer(local, gamma), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
+    )
 
 
 def fedavg(K: int, gamma: float = 0.1) -> Parts:
@@ -87,25 +98,47 @@ def scaffold(K: int, gamma: float = 0.05, eta: float = 1.0) -> Parts:
 
 
 def fedadam(
-    K: int, gamma: float = 0.1, eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99
+    K: int,
+    gamma: float = 0.1,
+    eta: float = 0.01,
+    tau: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
 ) -> Parts:
     """Reddi et al. (2020)."""
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedadam"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2))
+    return Parts(
+        LocalOptimizer("sgd", gamma),
+        OUTER["fedadam"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2),
+    )
 
 
 def fedyogi(
-    K: int, gamma: float = 0.1, eta: float = 0.01, tau: float = 1e-3, beta1: float = 0.9, beta2: float = 0.99
+    K: int,
+    gamma: float = 0.1,
+    eta: float = 0.01,
+    tau: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
 ) -> Parts:
     """Reddi et al. (2020)."""
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedyogi"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2))
+    return Parts(
+        LocalOptimizer("sgd", gamma),
+        OUTER["fedyogi"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2),
+    )
 
 
-def fedadagrad(K: int, gamma: float = 0.1, eta: float = 0.1, tau: float = 1e-3, beta1: float = 0.9) -> Parts:
+def fedadagrad(
+    K: int, gamma: float = 0.1, eta: float = 0.1, tau: float = 1e-3, beta1: float = 0.9
+) -> Parts:
     """Reddi et al. (2020)."""
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedadagrad"].make(eta=eta, tau=tau, beta1=beta1))
+    return Parts(
+        LocalOptimizer("sgd", gamma), OUTER["fedadagrad"].make(eta=eta, tau=tau, beta1=beta1)
+    )
 
 
-def named_optax(K: int, name: str = "adam", lr: float = 1e-3, gamma: float = 0.1, local: str = "sgd") -> Parts:
+def named_optax(
+    K: int, name: str = "adam", lr: float = 1e-3, gamma: float = 0.1, local: str = "sgd"
+) -> Parts:
     """Any optax optimizer on the mean delta."""
     return Parts(LocalOptimizer(local, gamma), OUTER["optax"].make(name=name, learning_rate=lr))
 
@@ -121,21 +154,31 @@ def synchronous_adam(K: int, alpha: float = 0.01) -> Parts:
 
 
 def small_batch_sgd(K: int, alpha: float = 0.05) -> Parts:
-    """K·H sequential steps of batch B a round: what the samples could buy if communication were free."""
+    """K·H sequential steps of batch B a round: what the samples could buy if communication were
+    free."""
     return Parts(LocalOptimizer("sgd", alpha), OUTER["average"].make(), lambda K, H: (1, K * H))
 
 
 def _untrained(architecture: str) -> Entry:
-    def mean_only(K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
+    def mean_only(
+        K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0
+    ) -> Parts:
         require_seed(seed)
         outer = OUTER[architecture].make(seed=seed, scale=scale, weight_decay=weight_decay)
         return Parts(LocalOptimizer("sgd", gamma), outer)
 
     def worker_aware(
-        K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+        K: int,
+        gamma: float = 0.1,
+        seed: int = 0,
+        scale: float = 1.0,
+        weight_decay: float = 0.0,
+        fill: str = "mean",
     ) -> Parts:
         require_seed(seed)
-        outer = OUTER[architecture].make(workers=K, seed=seed, scale=scale, weight_decay=weight_decay, fill=fill)
+        outer = OUTER[architecture].make(
+            workers=K, seed=seed, scale=scale, weight_decay=weight_decay, fill=fill
+        )
         return Parts(LocalOptimizer("sgd", gamma), outer)
 
     make = worker_aware if architecture.startswith("lagg") else mean_only
@@ -148,15 +191,22 @@ METHODS: dict[str, Entry] = {
     "diloco": Entry(diloco, "AdamW locally, Nesterov momentum on the server"),
     "fedavg": Entry(fedavg, "federated averaging: local SGD by its other name"),
     "fedavgm": Entry(fedavgm, "federated averaging with momentum on the server"),
-    "fedprox": Entry(fedprox, "federated averaging with a proximal term that holds clients near the shared weights"),
-    "scaffold": Entry(scaffold, "federated averaging with control variates against client drift (option II)"),
+    "fedprox": Entry(
+        fedprox,
+        "federated averaging with a proximal term that holds clients near the shared weights",
+    ),
+    "scaffold": Entry(
+        scaffold, "federated averaging with control variates against client drift (option II)"
+    ),
     "fedadam": Entry(fedadam, "local SGD with an Adam-like server"),
     "fedyogi": Entry(fedyogi, "local SGD with a Yogi-like server"),
     "fedadagrad": Entry(fedadagrad, "local SGD with an Adagrad-like server"),
     "optax": Entry(named_optax, "local steps with any optax optimizer on the server, by name"),
     "sgd": Entry(synchronous_sgd, "synchronous SGD: one gradient at batch K·H·B a round"),
     "adam": Entry(synchronous_adam, "synchronous Adam: one gradient at batch K·H·B a round"),
-    "small-batch-sgd": Entry(small_batch_sgd, "K·H sequential SGD steps a round on one machine: a bound, not a rival"),
+    "small-batch-sgd": Entry(
+        small_batch_sgd, "K·H sequential SGD steps a round on one machine: a bound, not a rival"
+    ),
     "lopt-a": _untrained("lopt-a"),
     "lagg-a": _untrained("lagg-a"),
     "lopt": _untrained("lopt"),
@@ -182,7 +232,8 @@ def published_methods() -> dict[str, Entry]:
 
 
 def entry_of(name: str) -> Entry:
-    """A method of `METHODS`, an outer optimizer with a row, a published optimizer, or one from a .safetensors file."""
+    """A method of `METHODS`, an outer optimizer with a row, a published optimizer, or one from a
+    .safetensors file."""
     if name in METHODS:
         return METHODS[name]
     if name in own_names():
@@ -198,12 +249,18 @@ def _published(name: str) -> Entry:
 
     rate = float(local.learning_rate)
 
-    def mean_only(K: int, gamma: float = rate, scale: float = 1.0, weight_decay: float = 0.0) -> Parts:
+    def mean_only(
+        K: int, gamma: float = rate, scale: float = 1.0, weight_decay: float = 0.0
+    ) -> Parts:
         found.check_workers(K)
         return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay))
 
     def worker_aware(
-        K: int, gamma: float = rate, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+        K: int,
+        gamma: float = rate,
+        scale: float = 1.0,
+        weight_decay: float = 0.0,
+        fill: str = "mean",
     ) -> Parts:
         found.check_workers(K)
         return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay, fill))
@@ -214,18 +271,23 @@ def _published(name: str) -> Entry:
 def options_of(name: str) -> dict[str, Any]:
     """A method's options and their defaults."""
     parameters = inspect.signature(entry_of(name).make).parameters
-    found = {n: p.default for n, p in parameters.items() if n != "K" and p.kind is not p.VAR_KEYWORD}
+    found = {
+        n: p.default for n, p in parameters.items() if n != "K" and p.kind is not p.VAR_KEYWORD
+    }
     return found | (OUTER[name].options if name in own_methods() else {})
 
 
 def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Method:
-    """The method `name` or `name:option=value,…`; `compressor` is the default if the spec names none."""
+    """The method `name` or `name:option=value,…`; `compressor` is the default if the spec names
+    none."""
     name, colon, tail = spec.partition(":")
     own, common, given = options_of(name), dict(COMMON), set()
     for item in tail.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if not equals:
-            raise LaconicError(f"optimizer {spec!r}: {item!r} is not option=value; write {name}:option=value,….")
+            raise LaconicError(
+                f"optimizer {spec!r}: {item!r} is not option=value; write {name}:option=value,…."
+            )
         if key not in own and key not in common:
             raise unknown(f"option of {name}", key, {**own, **common})
         if key in given:
@@ -242,12 +304,20 @@ def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Met
     label = common["label"] or spec
     if parts.local is None:
         if common["clip"] or common["decay"]:
-            raise LaconicError(f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay.")
+            raise LaconicError(
+                f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay."
+            )
         return Method(label, gradient_client, parts.outer, how, name, parts.budget)
-    said = {field: common[key] for key, field in {"clip": "clip", "decay": "weight_decay"}.items() if key in given}
+    said = {
+        field: common[key]
+        for key, field in {"clip": "clip", "decay": "weight_decay"}.items()
+        if key in given
+    }
     local = replace(parts.local, **said)
     sha256 = None if entry.published is None else entry.published.sha256
-    return Method(label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget, sha256)
+    return Method(
+        label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget, sha256
+    )
 
 
 def _number_like(default: Any, text: str, spec: str, key: str) -> Any:

@@ -1,4 +1,5 @@
-"""Several processes as one run: each computes its part, the first one writes, and all of them stop together.
+"""Several processes as one run: each computes its part, the first one writes, and all of them stop
+together.
 
 With one process, as nearly always, everything here is free and changes nothing.
 """
@@ -23,7 +24,8 @@ def agreed(*values: int) -> tuple[int, ...]:
 
 
 def by_the_first(action: Callable[[], T]) -> T | None:
-    """What `action` gives in process 0, while the others wait and get None; if it fails there, all of them fail."""
+    """What `action` gives in process 0, while the others wait and get None; if it fails there, all
+    of them fail."""
     if jax.process_count() == 1:
         return action()
     result, error = None, None

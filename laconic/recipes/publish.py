@@ -1,4 +1,5 @@
-"""From a meta-training run to a file others can load: the weights and a card that says how they came about."""
+"""From a meta-training run to a file others can load: the weights and a card that says how they
+came about."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -28,7 +29,8 @@ def publish_run(
     seconds: float,
     inners: Sequence[Inner] | None = None,
 ) -> None:
-    """Write φ after `step` outer steps of the run that `header` began; results and limits come later, if ever.
+    """Write φ after `step` outer steps of the run that `header` began; results and limits come
+    later, if ever.
 
     `inners` are the config's, with the H that the data of populations came to.
     """
@@ -77,7 +79,8 @@ def ship(
     limits: list[str],
     before: Path | None = None,
 ) -> Card:
-    """A run's φ under its final name (the file's), with measured results and known limits on its card.
+    """A run's φ under its final name (the file's), with measured results and known limits on its
+    card.
 
     `before` is the φ that the run began from: its outer steps and seconds are counted in.
     """
@@ -85,13 +88,18 @@ def ship(
     card = replace(found.card, name=path.stem, summary=summary, results=results, limits=limits)
     if before is not None:
         first = load(str(before)).card
-        card = replace(card, outer_steps=card.outer_steps + first.outer_steps, seconds=card.seconds + first.seconds)
+        card = replace(
+            card,
+            outer_steps=card.outer_steps + first.outer_steps,
+            seconds=card.seconds + first.seconds,
+        )
     publish(path, found.learned, found.theta, card)
     return card
 
 
 def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
-    """What a comparison's records say about one of its methods, for a card; `folder` lies below results/."""
+    """What a comparison's records say about one of its methods, for a card; `folder` lies below
+    results/."""
     records = read(folder / RECORDS)
     config, summary = records[0]["config"], records[-1]
     row = next((r for r in summary["rows"] if r["label"] == label), None)
@@ -100,10 +108,14 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
     curve = np.mean(np.asarray(_method(records, label)["heldout"]["accuracy"], float), axis=0)
     sent = "" if config["compress"] == "dense" else f"messages {config['compress']}, "
     setting = (
-        f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}{in_words(config)}, {sent}"
+        f"K = {config['workers']}, H = {config['local_steps']}, B = "
+        f"{config['batch']}{in_words(config)}, {sent}"
         f"{config['rounds']} rounds, {config['seeds']} seeds from {config['first_seed']}"
     )
-    target, reference = summary["target_loss"], summary["reference"]  # none where local SGD diverged or was left out
+    target, reference = (
+        summary["target_loss"],
+        summary["reference"],
+    )  # none where local SGD diverged or was left out
     measured = {
         **({} if target is None else {f"rounds to train loss {target:g}": row["rounds_to_target"]}),
         **({} if reference is None else {f"speedup over {reference}": row["speedup"]}),
@@ -111,10 +123,18 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
         "best test accuracy over rounds": float(np.max(curve)),
         "seeds that diverged": row["diverged"],
     }
-    rounded = {k: v if v is None or isinstance(v, int) else float(f"{v:.4g}") for k, v in measured.items()}
+    rounded = {
+        k: v if v is None or isinstance(v, int) else float(f"{v:.4g}") for k, v in measured.items()
+    }
     record = "/".join([*_below_results(folder), RECORDS])
     return [
-        {"task": config["task"], "setting": setting, "metric": metric, "value": value, "record": record}
+        {
+            "task": config["task"],
+            "setting": setting,
+            "metric": metric,
+            "value": value,
+            "record": record,
+        }
         for metric, value in rounded.items()
     ]
 

@@ -16,7 +16,14 @@ from laconic.evaluate.sweep_report import heat_map, ranking_table
 from laconic.federated.options import read_federated
 from laconic.recipes.compare import OWN_TASK
 from laconic.recipes.config import command_line
-from laconic.recipes.folder import check_records, check_task, describe, new_folder, note_changes, read_run
+from laconic.recipes.folder import (
+    check_records,
+    check_task,
+    describe,
+    new_folder,
+    note_changes,
+    read_run,
+)
 from laconic.recipes.grids import Point, parse_grid, without_repeats
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.store import atomic
@@ -27,7 +34,7 @@ from laconic.tasks.catalog import make_task_and_source
 SEGMENT = 100  # rounds between two signs of progress, and two chances to stop
 
 
-# --- carrying one out -------------------------------------------------------------------------------------------------
+# --- carrying one out -----------------------------------------------------------------------------
 
 
 def sweep(
@@ -38,9 +45,13 @@ def sweep(
     stop: Callable[[], bool] = lambda: False,
     command: str | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Carry a sweep out → (its folder, its records). `task` may be one of your own instead of a named one."""
+    """Carry a sweep out → (its folder, its records). `task` may be one of your own instead of a
+    named one."""
     setting, rule, grid, extra = _parsed(config)
-    source, command = OWN_TASK, command or (command_of(config) if task is None else "laconic.sweep, from Python")
+    source, command = (
+        OWN_TASK,
+        command or (command_of(config) if task is None else "laconic.sweep, from Python"),
+    )
     if task is None:
         task, source = make_task_and_source(config.task)
     else:
@@ -48,7 +59,9 @@ def sweep(
     engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
     check_sweep(engine, [*grid, *extra], rule)
     if engine.plan is not None:
-        config = replace(config, local_steps=engine.plan.local_steps)  # the data of a population decides it
+        config = replace(
+            config, local_steps=engine.plan.local_steps
+        )  # the data of a population decides it
     folder = new_folder(config.out, f"sweep-{Path(config.method).stem}-{config.task}")
     RunLog(folder / RECORDS).append(
         "run",
@@ -70,19 +83,23 @@ def resume_sweep(
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Take up a sweep where it stopped, with the settings it was begun with; recorded chunks are not run again."""
+    """Take up a sweep where it stopped, with the settings it was begun with; recorded chunks are
+    not run again."""
     observer, header = observer or Silent(), _header(folder)
     config = _from_json(header["config"], folder)
     setting, rule, grid, extra = _parsed(config)
     source = OWN_TASK
     if task is None:
         if header["task"].get("source") == OWN_TASK:
-            raise LaconicError(f"{folder} was begun with a task of its own; resume it from Python with that task.")
+            raise LaconicError(
+                f"{folder} was begun with a task of its own; resume it from Python with that task."
+            )
         task, source = make_task_and_source(config.task)
     check_task(folder, header, task, source)
     if is_another(header, optimizer_sha256(config.method)):
         raise LaconicError(
-            f"{folder} was begun with another {config.method} than there is now; sweep it into another folder."
+            f"{folder} was begun with another {config.method} than there is now; sweep it into "
+            "another folder."
         )
     note_changes(header, observer.note)
     engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
@@ -104,11 +121,12 @@ def _finish(
     return folder, records
 
 
-# --- what a config says -----------------------------------------------------------------------------------------------
+# --- what a config says ---------------------------------------------------------------------------
 
 
 def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point]]:
-    """The setting, the rule, the grid's points and the others; what is wrong is found before any data is read."""
+    """The setting, the rule, the grid's points and the others; what is wrong is found before any
+    data is read."""
     names_of(config.method)
     parse_compressor(config.compress)
     if config.seeds < 1:
@@ -138,23 +156,34 @@ def _header(folder: Path) -> dict[str, Any]:
     path, records = folder / RECORDS, read_run(folder, "sweep")
     kinds = {record.get("kind") for record in records}
     ours = bool(records) and records[0].get("kind") == "run" and "grid_points" in records[0]
-    ours = ours and all(isinstance(records[0].get(key), dict) for key in ("config", "task", "provenance"))
+    ours = ours and all(
+        isinstance(records[0].get(key), dict) for key in ("config", "task", "provenance")
+    )
     if not ours or not kinds <= {"run", "point", "ranking"}:
-        raise LaconicError(f"{path} holds no records of a sweep by this version; it cannot be resumed.")
+        raise LaconicError(
+            f"{path} holds no records of a sweep by this version; it cannot be resumed."
+        )
     check_records(path, records)
     return records[0]
 
 
 def _from_json(values: dict[str, Any], folder: Path) -> SweepConfig:
-    values = read_federated({"compress": SweepConfig().compress, **values}, str(folder))  # older ones do not say it
+    values = read_federated(
+        {"compress": SweepConfig().compress, **values}, str(folder)
+    )  # older ones do not say it
     known = {f.name for f in fields(SweepConfig)}
     if set(values) != known:
         wrong = sorted(set(values) ^ known)
-        raise LaconicError(f"the settings in {folder} differ from this version's in {', '.join(wrong)}; start anew.")
+        raise LaconicError(
+            f"the settings in {folder} differ from this version's in {', '.join(wrong)}; start "
+            "anew."
+        )
     lists = {name: tuple(values[name]) for name in ("grid", "points")}
     config = SweepConfig(**{**values, **lists, "out": folder})
     for each in fields(SweepConfig):
         ours, theirs = getattr(SweepConfig(), each.name), getattr(config, each.name)
         if ours is not None and type(ours) is not type(theirs):
-            raise LaconicError(f"the settings in {folder} have a {each.name} of the wrong type; start anew.")
+            raise LaconicError(
+                f"the settings in {folder} have a {each.name} of the wrong type; start anew."
+            )
     return config

@@ -1,8 +1,8 @@
 """Carrying a training out: `train` with all workers in this process, `work` as one process of many.
 
-Both run the same loop on the same settings; only the engine differs. The folder holds the records, a checkpoint, and at
-the end `weights.safetensors` and the loss curve. Who is stopped saves first; who is killed goes on from the last
-checkpoint.
+Both run the same loop on the same settings; only the engine differs. The folder holds the records,
+a checkpoint, and at the end `weights.safetensors` and the loss curve. Who is stopped saves first;
+who is killed goes on from the last checkpoint.
 """
 
 import contextlib
@@ -27,7 +27,9 @@ from laconic.store import atomic, checkpoint
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source
 
-Tell = Callable[[dict[str, Any]], None]  # is told of {"kind": "start" | "round" | "note" | "end", …}
+Tell = Callable[
+    [dict[str, Any]], None
+]  # is told of {"kind": "start" | "round" | "note" | "end", …}
 SIMULATED = "simulated"
 
 
@@ -55,7 +57,15 @@ def train(
     command = command or train_command(config)
     atomic.write_text(folder / "command.txt", command + "\n")
     engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
-    part = Part(replace(config, out=folder), task, source, engine, _seal("alone", config), SIMULATED, command)
+    part = Part(
+        replace(config, out=folder),
+        task,
+        source,
+        engine,
+        _seal("alone", config),
+        SIMULATED,
+        command,
+    )
     part.carry_out(folder, tell, stop)
     return folder, train_folder.finish(folder, command)
 
@@ -68,7 +78,8 @@ def resume_train(
     config = from_json(header["config"], folder)
     if header["engine"] != SIMULATED:
         raise LaconicError(
-            f"{folder} was trained by real processes: go on with laconic launch -- train --resume {folder}"
+            f"{folder} was trained by real processes: go on with laconic launch -- train --resume "
+            f"{folder}"
         )
     method, _ = parts_of(config)
     task, source = make_task_and_source(config.task)
@@ -94,7 +105,8 @@ def work(
     pace: Callable[[], None] = lambda: None,
     turn: Turn | None = None,
 ) -> None:
-    """Train as one process of many. `folder` may be one that an earlier process of this worker left.
+    """Train as one process of many. `folder` may be one that an earlier process of this worker
+    left.
 
     connect: gives the engine, before JAX is used for anything · pace: is called before each quorum
     turn: is taken to compile, and given up then
@@ -102,7 +114,9 @@ def work(
     seal = _seal(token, config)
     engine = connect(seal)
     task, source = make_task_and_source(config.task)
-    part = Part(replace(config, out=folder), task, source, engine, seal, engine_name, command, pace, turn)
+    part = Part(
+        replace(config, out=folder), task, source, engine, seal, engine_name, command, pace, turn
+    )
     part.carry_out(folder, tell, stop)
 
 
@@ -149,7 +163,14 @@ class Part:
         )
         done = _saved_rounds(folder, self.engine)
         log.start(self.engine.mine[0], done)
-        tell({"kind": "start", "worker": self.engine.mine[0], "round": done, "rounds": setting.rounds})
+        tell(
+            {
+                "kind": "start",
+                "worker": self.engine.mine[0],
+                "round": done,
+                "rounds": setting.rounds,
+            }
+        )
         if self.turn is not None:
             self.turn.take()
         try:
@@ -159,7 +180,8 @@ class Part:
         self._finish(run, log, folder, tell)
 
     def _at(self, log: Log) -> Callable[[str, int], None]:
-        """Rounds are written down before the checkpoint that contains them, so that none is missing after a death."""
+        """Rounds are written down before the checkpoint that contains them, so that none is missing
+        after a death."""
 
         def at(point: str, now: int) -> None:
             every = self.config.checkpoint_every
@@ -172,7 +194,9 @@ class Part:
 
         return at
 
-    def _rounds(self, run: Run, log: Log, folder: Path, tell: Tell, stop: Callable[[], bool]) -> None:
+    def _rounds(
+        self, run: Run, log: Log, folder: Path, tell: Tell, stop: Callable[[], bool]
+    ) -> None:
         stopping = first = False
         with contextlib.closing(run.rounds()) as reports:
             for report in reports:
@@ -183,21 +207,28 @@ class Part:
                 log.add(row)
                 tell({"kind": "round", **row})
                 if stopping and report.round < self.config.rounds:
-                    raise Interrupted(f"asked to stop after round {report.round} of {self.config.rounds}.", folder)
+                    raise Interrupted(
+                        f"asked to stop after round {report.round} of {self.config.rounds}.", folder
+                    )
                 if stop():
                     stopping, run.every = True, 1  # one more round, and that one is saved
 
     def _check_company(self, report: Report) -> None:
         """A worker that begins all by itself is not among those it was meant to join."""
-        if len(self.engine.mine) == self.engine.slots or len(report.quorum.workers) > len(self.engine.mine):
+        if len(self.engine.mine) == self.engine.slots or len(report.quorum.workers) > len(
+            self.engine.mine
+        ):
             return
         others = ", ".join(f"{n} × {reason}" for reason, n in report.refused.items())
         why = (
-            f"those who came were refused ({others}): give all workers the same token and the same words after --"
+            f"those who came were refused ({others}): give all workers the same token and the same "
+            "words after --"
             if others
             else "start them, or give them more --patience"
         )
-        raise LaconicError(f"worker {self.engine.mine[0]} found none of the other {self.engine.slots - 1}: {why}.")
+        raise LaconicError(
+            f"worker {self.engine.mine[0]} found none of the other {self.engine.slots - 1}: {why}."
+        )
 
     def _finish(self, run: Run, log: Log, folder: Path, tell: Tell) -> None:
         if run.final is None:
@@ -207,5 +238,8 @@ class Part:
         tell({"kind": "end", **about})
         named = {"task": self.config.task, "optimizer": self.config.optimizer, **about}
         checkpoint.save(folder / train_folder.WEIGHTS, replica.shared, named)
-        counts = {"message_bits": run.programs.message_bits, "refused": dict(self.engine.counts.refused)}
+        counts = {
+            "message_bits": run.programs.message_bits,
+            "refused": dict(self.engine.counts.refused),
+        }
         log.end(**about, **counts, heldout=final_metrics(run.programs.task, replica.shared))

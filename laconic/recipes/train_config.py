@@ -25,7 +25,8 @@ class TrainConfig:
     task: str = "digits-mlp"
     """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
     optimizer: str = "lopt-a-digits"
-    """The outer optimizer and its workers: a name from `laconic optimizers`, with options as name:key=value,…."""
+    """The outer optimizer and its workers: a name from `laconic optimizers`, with options as
+    name:key=value,…."""
     workers: int = 4
     """K, how many workers there are."""
     local_steps: int = 4
@@ -37,9 +38,11 @@ class TrainConfig:
     seed: int = 0
     """The seed of initial weights and minibatches."""
     compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g. topk:0.01+int8+ef."""
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
+    topk:0.01+int8+ef."""
     norm_limit: float = 100.0
-    """A message whose norm is over so many times the usual is left out; near loss 0 honest ones vary much."""
+    """A message whose norm is over so many times the usual is left out; near loss 0 honest ones
+    vary much."""
     checkpoint_every: int = 50
     """Rounds between two checkpoints; 0: only at the end."""
     out: Path | None = None
@@ -47,7 +50,10 @@ class TrainConfig:
 
 
 TRAIN_RECIPES: dict[str, tuple[str, TrainConfig]] = {
-    "digits": ("a small MLP on the bundled digits, by an optimizer that was trained on them", TrainConfig()),
+    "digits": (
+        "a small MLP on the bundled digits, by an optimizer that was trained on them",
+        TrainConfig(),
+    ),
     "digits-general": (
         "the same by lopt-a-general, which never saw digits, for longer",
         TrainConfig(optimizer="lopt-a-general", rounds=300),
@@ -75,11 +81,21 @@ TRAIN_RECIPES: dict[str, tuple[str, TrainConfig]] = {
 
 
 def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
-    """The method and the setting of a config; all that can be wrong with it is found here, before any data is read."""
+    """The method and the setting of a config; all that can be wrong with it is found here, before
+    any data is read."""
     if config.checkpoint_every < 0:
-        raise LaconicError(f"checkpoint_every counts rounds, or is 0 for none, got {config.checkpoint_every}.")
+        raise LaconicError(
+            f"checkpoint_every counts rounds, or is 0 for none, got {config.checkpoint_every}."
+        )
     require_positive(norm_limit=config.norm_limit)
-    setting = Setting(config.workers, config.local_steps, config.batch, config.rounds, (config.seed,), config.rounds)
+    setting = Setting(
+        config.workers,
+        config.local_steps,
+        config.batch,
+        config.rounds,
+        (config.seed,),
+        config.rounds,
+    )
     parse_spec(config.task)
     method = parse_method(config.optimizer, config.workers, parse_compressor(config.compress))
     check_workers(method, method.budget(config.workers, config.local_steps)[0])
@@ -89,8 +105,8 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
 def run_name(config: TrainConfig) -> str:
     """What all workers of a run have in common, as text: each setting that changes a number.
 
-    A learned optimizer counts by its contents: its file may lie elsewhere on another machine, and another laconic there
-    may have another one of a published name.
+    A learned optimizer counts by its contents: its file may lie elsewhere on another machine, and
+    another laconic there may have another one of a published name.
     """
     said = {name: value for name, value in asdict(config).items() if name not in KEPT_APART}
     contents = contents_of(config)
@@ -123,7 +139,11 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
 
 def from_json(values: Mapping[str, Any], folder: Path) -> TrainConfig:
     """The config of the run in `folder`, from its record."""
-    known = {f.name: type(getattr(TrainConfig(), f.name)) for f in fields(TrainConfig) if f.name != "out"}
-    if set(values) != {*known, "out"} or not all(type(values[name]) is kind for name, kind in known.items()):
+    known = {
+        f.name: type(getattr(TrainConfig(), f.name)) for f in fields(TrainConfig) if f.name != "out"
+    }
+    if set(values) != {*known, "out"} or not all(
+        type(values[name]) is kind for name, kind in known.items()
+    ):
         raise LaconicError(f"the settings in {folder} are not those of this version; start anew.")
     return replace(TrainConfig(**{name: values[name] for name in known}), out=folder)

@@ -1,8 +1,9 @@
 """The folder of a training: what each process writes of it, and all of that as one.
 
-A process that holds all workers writes `records.jsonl`; one worker of many writes `worker-N.jsonl`, and what several of
-them wrote is put together into `records.jsonl`. Kinds of records: "run" (settings and provenance), "start" (a process
-begins, or begins again), "rounds" (a column for each thing told of a round), "end", and "summary".
+A process that holds all workers writes `records.jsonl`; one worker of many writes `worker-N.jsonl`,
+and what several of them wrote is put together into `records.jsonl`. Kinds of records: "run"
+(settings and provenance), "start" (a process begins, or begins again), "rounds" (a column for each
+thing told of a round), "end", and "summary".
 """
 
 import hashlib
@@ -24,7 +25,19 @@ from laconic.tasks.base import Task
 CURVE, WEIGHTS = "loss.png", "weights.safetensors"
 WORKER_LOGS = "worker-*.jsonl"
 FLUSH_SECONDS = 5.0
-KEPT = ("round", "loss", "losses", "quorum", "excluded", "sent", "received", "attempts", "healed", "seconds", "notes")
+KEPT = (
+    "round",
+    "loss",
+    "losses",
+    "quorum",
+    "excluded",
+    "sent",
+    "received",
+    "attempts",
+    "healed",
+    "seconds",
+    "notes",
+)
 KEPT += ("digest", "committed_at")
 
 
@@ -34,7 +47,8 @@ def log_path(folder: Path, mine: Sequence[int], slots: int) -> Path:
 
 
 def worker_folder(config: TrainConfig) -> Path:
-    """Where a worker keeps its files if nothing else is said: the same place whenever it starts with these words."""
+    """Where a worker keeps its files if nothing else is said: the same place whenever it starts
+    with these words."""
     name = hashlib.sha256(run_name(config).encode()).hexdigest()[:8]
     return config.out or Path("runs") / f"{spelled(config.task)}-{name}"
 
@@ -49,7 +63,9 @@ class Log:
     written_at: float = field(default_factory=time.monotonic)
     troubled: bool = False
 
-    def begin(self, config: TrainConfig, task: Task, source: str, command: str, engine: str) -> None:
+    def begin(
+        self, config: TrainConfig, task: Task, source: str, command: str, engine: str
+    ) -> None:
         """The first time the run is described, later it must be the same run."""
         records = read(self.path) if self.path.exists() else []
         if records:
@@ -57,7 +73,9 @@ class Log:
         else:
             about = {"task": describe(task, source), "command": command, "engine": engine}
             about["optimizer_sha256"] = contents_of(config)
-            RunLog(self.path).append("run", config=to_json(config), **about, provenance=provenance())
+            RunLog(self.path).append(
+                "run", config=to_json(config), **about, provenance=provenance()
+            )
 
     def start(self, worker: int, done: int) -> None:
         """This process begins after `done` rounds."""
@@ -70,7 +88,8 @@ class Log:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rounds that wait; if that fails they wait on, for a full disk must not stop training."""
+        """Write the rounds that wait; if that fails they wait on, for a full disk must not stop
+        training."""
         self.written_at = time.monotonic()
         if not self.waiting:
             return
@@ -82,7 +101,9 @@ class Log:
             self.troubled = True
 
     def _write(self) -> None:
-        RunLog(self.path).append("rounds", **{name: [row[name] for row in self.waiting] for name in KEPT})
+        RunLog(self.path).append(
+            "rounds", **{name: [row[name] for row in self.waiting] for name in KEPT}
+        )
         self.waiting, self.troubled = [], False
 
     def end(self, **facts: Any) -> None:
@@ -95,11 +116,16 @@ class Log:
 def check_same(records: Sequence[dict[str, Any]], config: TrainConfig, path: Path) -> None:
     """Refuse a folder that belongs to a run with other settings."""
     header = header_of(records, path)
-    if run_name(from_json(header["config"], path.parent)) != run_name(replace(config, out=path.parent)):
-        raise LaconicError(f"{path.parent} belongs to a run with other settings; choose another --out.")
+    if run_name(from_json(header["config"], path.parent)) != run_name(
+        replace(config, out=path.parent)
+    ):
+        raise LaconicError(
+            f"{path.parent} belongs to a run with other settings; choose another --out."
+        )
     if is_another(header, contents_of(config)):
         raise LaconicError(
-            f"{path.parent} was begun with another {config.optimizer} than there is now; choose another --out, or go "
+            f"{path.parent} was begun with another {config.optimizer} than there is now; choose "
+            "another --out, or go "
             "on with the laconic that has it."
         )
 
@@ -109,7 +135,9 @@ def header_of(records: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
     shape = {"config": dict, "task": dict, "provenance": dict, "command": str, "engine": str}
     ours = bool(records) and records[0].get("kind") == "run"
     if not ours or not all(isinstance(records[0].get(key), kind) for key, kind in shape.items()):
-        raise LaconicError(f"{path} holds no records of a training by this version; it cannot be resumed.")
+        raise LaconicError(
+            f"{path} holds no records of a training by this version; it cannot be resumed."
+        )
     return records[0]
 
 
@@ -118,13 +146,15 @@ def read_header(folder: Path) -> dict[str, Any]:
     paths = [folder / RECORDS] if (folder / RECORDS).is_file() else sorted(folder.glob(WORKER_LOGS))
     if not paths:
         raise LaconicError(
-            f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a training."
+            f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a "
+            "training."
         )
     return header_of(read(paths[0]), paths[0])
 
 
 def forget_after(path: Path, done: int) -> None:
-    """Drop the rounds after `done`: a run that was killed goes on from its checkpoint and writes them again."""
+    """Drop the rounds after `done`: a run that was killed goes on from its checkpoint and writes
+    them again."""
     kept = []
     for record in read(path):
         if record["kind"] == "rounds":
@@ -137,7 +167,10 @@ def forget_after(path: Path, done: int) -> None:
 
 def rows_of(record: dict[str, Any]) -> list[Row]:
     """The rounds of a "rounds" record."""
-    return [dict(zip(KEPT, values, strict=True)) for values in zip(*(record[name] for name in KEPT), strict=True)]
+    return [
+        dict(zip(KEPT, values, strict=True))
+        for values in zip(*(record[name] for name in KEPT), strict=True)
+    ]
 
 
 def lives_of(records: Sequence[dict[str, Any]]) -> list[Life]:

@@ -1,7 +1,9 @@
-"""Other methods for a comparison that has begun: what is done stays, and only what is new or changed is run.
+"""Other methods for a comparison that has begun: what is done stays, and only what is new or
+changed is run.
 
-A method that is run later than the others says so in its own record, as in any comparison that is taken up again; one
-whose values, or whose published optimizer, are no longer the same moves to `replaced.jsonl`.
+A method that is run later than the others says so in its own record, as in any comparison that is
+taken up again; one whose values, or whose published optimizer, are no longer the same moves to
+`replaced.jsonl`.
 """
 
 from dataclasses import replace
@@ -23,10 +25,11 @@ Record = dict[str, Any]
 
 
 def amend(folder: Path, config: CompareConfig) -> str | None:
-    """Give the comparison in `folder` the methods of `config` → what that comes to, None if it has them.
+    """Give the comparison in `folder` the methods of `config` → what that comes to, None if it has
+    them.
 
-    A method that is done and not among them, one under way, and what could not be run are refused, before anything
-    is written.
+    A method that is done and not among them, one under way, and what could not be run are refused,
+    before anything is written.
     """
     header, *rest = read(folder / RECORDS)
     theirs = [bare(spec) for spec in header["config"]["optimizers"]]
@@ -38,16 +41,25 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
     gone = [method["label"] for method in done if method["label"] not in ours]
     if gone:
         raise LaconicError(
-            f"{folder} was begun with other optimizers, among them {', '.join(gone)}; move it away to have it run "
+            f"{folder} was begun with other optimizers, among them {', '.join(gone)}; move it away "
+            "to have it run "
             "anew without, or choose another --out."
         )
     if (folder / CHECKPOINT).exists():
-        why = f"has {', '.join(sorted(others))} by others of that name" if others else "was begun with other optimizers"
+        why = (
+            f"has {', '.join(sorted(others))} by others of that name"
+            if others
+            else "was begun with other optimizers"
+        )
         raise LaconicError(
             f"{folder} {why} and one of its methods under way; finish that first, with "
             f"laconic compare --resume {folder}, or delete {CHECKPOINT} there."
         )
-    stays = [method for method in done if ours[method["label"]] in theirs and method["label"] not in others]
+    stays = [
+        method
+        for method in done
+        if ours[method["label"]] in theirs and method["label"] not in others
+    ]
     _set_aside(folder, [method for method in done if method not in stays], header)
     command = command_of(replace(config, out=folder))
     config = replace(config, out=folder, local_steps=header["config"]["local_steps"])
@@ -55,20 +67,32 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
     atomic.write_text(folder / "command.txt", command + "\n")
     labels = [method["label"] for method in stays]
     new = [label for label in ours if label not in labels]
-    return f"kept in {folder}: {', '.join(labels) or 'nothing'}; to be run: {', '.join(new) or 'nothing'}."
+    return (
+        f"kept in {folder}: {', '.join(labels) or 'nothing'}; to be run: "
+        f"{', '.join(new) or 'nothing'}."
+    )
 
 
 def _run_by_others(done: list[Record], config: CompareConfig) -> set[str]:
     """The labels of methods that are done by another optimizer than has its name now."""
     known = {record["label"]: record for record in done if record.get("optimizer_sha256")}
     now = [parse_method(spec, config.workers) for spec in config.optimizers] if known else []
-    return {method.label for method in now if is_another(known.get(method.label, {}), method.optimizer_sha256)}
+    return {
+        method.label
+        for method in now
+        if is_another(known.get(method.label, {}), method.optimizer_sha256)
+    }
 
 
 def _set_aside(folder: Path, methods: list[Record], header: Record) -> None:
     """Keep what is no longer part of the comparison, with what made it."""
     before = read(folder / REPLACED) if (folder / REPLACED).exists() else []
-    stamped = [{**method, "provenance": method.get("provenance", header["provenance"])} for method in methods]
-    more = [method for method in stamped if method not in before]  # there already if killed before the rest
+    stamped = [
+        {**method, "provenance": method.get("provenance", header["provenance"])}
+        for method in methods
+    ]
+    more = [
+        method for method in stamped if method not in before
+    ]  # there already if killed before the rest
     if more:
         rewrite(folder / REPLACED, [*before, *more])

@@ -15,13 +15,16 @@ from laconic.evaluate.panels import COLOURS, DASHES, INK, of_kind
 from laconic.reproduce.experiment import Across, Experiment
 
 Record = dict[str, Any]
-Look = tuple[str, tuple[float, ...]]  # a colour, and dashes where there are more labels than colours
+Look = tuple[
+    str, tuple[float, ...]
+]  # a colour, and dashes where there are more labels than colours
 REFERENCE, BOUND = ("Local SGD", "FedAvg"), "small-batch-sgd"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A mean over seeds and its error at x (or deviation); NaN where nothing is drawn. `level`: a dotted line.
+    """A mean over seeds and its error at x (or deviation); NaN where nothing is drawn. `level`: a
+    dotted line.
 
     `diverged`: a seed's loss or weights stopped being numbers.
     """
@@ -38,7 +41,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """One axes of curves, and what its axes say. `key` tells panels apart where it has curves of several."""
+    """One axes of curves, and what its axes say. `key` tells panels apart where it has curves of
+    several."""
 
     title: str
     x_label: str
@@ -64,28 +68,42 @@ def all_axes(experiment: Experiment, panels: Mapping[str, Sequence[Record]]) -> 
             if panel.band == "standard deviation":
                 lines = [_deviating(line, m) for line, m in zip(lines, methods, strict=True)]
             found.append(_axes(panel.title, kind, lines))
-    found += [_across(experiment, across, panels, looks) for across in experiment.across if across.kind != "bars"]
+    found += [
+        _across(experiment, across, panels, looks)
+        for across in experiment.across
+        if across.kind != "bars"
+    ]
     return found
 
 
 def _deviating(line: Line | None, method: Record) -> Line | None:
     """The line with the standard deviation over seeds for its band."""
-    return None if line is None else replace(line, error=line.error * math.sqrt(len(method["train"])))
+    return (
+        None if line is None else replace(line, error=line.error * math.sqrt(len(method["train"])))
+    )
 
 
 def looks_of(panels: Mapping[str, Sequence[Record]]) -> dict[str, Look]:
     """One colour and dashes a label in the whole figure, the yardstick in black."""
-    labels = dict.fromkeys(m["label"] for records in panels.values() for m in of_kind(records, "method"))
+    labels = dict.fromkeys(
+        m["label"] for records in panels.values() for m in of_kind(records, "method")
+    )
     others = [label for label in labels if label not in REFERENCE]
     n = len(COLOURS)
-    looks = {label: (COLOURS[i % n], DASHES[i // n % len(DASHES)]) for i, label in enumerate(others)}
+    looks = {
+        label: (COLOURS[i % n], DASHES[i // n % len(DASHES)]) for i, label in enumerate(others)
+    }
     return {label: looks.get(label, (INK, ())) for label in labels}
 
 
 def _across(
-    experiment: Experiment, across: Across, panels: Mapping[str, Sequence[Record]], looks: dict[str, Look]
+    experiment: Experiment,
+    across: Across,
+    panels: Mapping[str, Sequence[Record]],
+    looks: dict[str, Look],
 ) -> Axes:
-    """Several panels in one axes: dashes tell them apart, and colours too where there is one label only."""
+    """Several panels in one axes: dashes tell them apart, and colours too where there is one label
+    only."""
     lines, key, alone = [], [], across.labels is not None and len(across.labels) == 1
     for i, panel in enumerate(experiment.panels):
         dashes = DASHES[i % len(DASHES)]
@@ -101,10 +119,14 @@ def _across(
 def _axes(title: str, kind: str, lines: Sequence[Line | None]) -> Axes:
     y_label = Y_LABELS.get(kind, f"train loss (trailing {metrics.WINDOW}-round mean)")
     kept = tuple(line for line in lines if line is not None)
-    return Axes(title, X_LABELS.get(kind, "communication rounds"), y_label, kept, kind != "test-accuracy")
+    return Axes(
+        title, X_LABELS.get(kind, "communication rounds"), y_label, kept, kind != "test-accuracy"
+    )
 
 
-def _line(method: Record, kind: str, label: str, colour: str, dashes: tuple[float, ...]) -> Line | None:
+def _line(
+    method: Record, kind: str, label: str, colour: str, dashes: tuple[float, ...]
+) -> Line | None:
     """A method's curve; None where it has none of that kind (no test data, or nothing sent)."""
     if kind.startswith("test-"):
         return _heldout(method, kind.removeprefix("test-"), label, colour, dashes)
@@ -121,14 +143,18 @@ def _line(method: Record, kind: str, label: str, colour: str, dashes: tuple[floa
     return Line(label, colour, dashes, x_T, y_T, error_T, level, any(method["diverged"]))
 
 
-def _heldout(method: Record, what: str, label: str, colour: str, dashes: tuple[float, ...]) -> Line | None:
+def _heldout(
+    method: Record, what: str, label: str, colour: str, dashes: tuple[float, ...]
+) -> Line | None:
     if what not in method["heldout"]:
         return None
     scale = 100.0 if what == "accuracy" else 1.0
     values_SE = scale * metrics.checked_curves(method["heldout"][what])
     at_E = np.asarray(method["evaluated_at"])
     broken_T = ~np.isfinite(metrics.mean_curve(method["train"]))
-    alive_E = np.array([not broken_T[:at].any() for at in at_E])  # weights of NaN have an accuracy that means nothing
+    alive_E = np.array(
+        [not broken_T[:at].any() for at in at_E]
+    )  # weights of NaN have an accuracy that means nothing
     y_E = np.where(alive_E, metrics.mean_curve(values_SE), np.nan)
     error_E, bad = metrics.standard_error(values_SE), any(method["diverged"])
     return Line(label, colour, dashes, at_E.astype(float), y_E, error_E, diverged=bad)

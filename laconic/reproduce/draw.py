@@ -1,4 +1,5 @@
-"""Drawing an experiment: a grid of axes with means ± standard errors, bars beside the paper's numbers, one legend."""
+"""Drawing an experiment: a grid of axes with means ± standard errors, bars beside the paper's
+numbers, one legend."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 COLUMNS, LEGEND_COLUMNS = 3, 4
-SWEPT: dict[str, tuple[str, dict[str, Any]]] = {  # of a sweep's row: what it is, and a look that shows it below another
+SWEPT: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # of a sweep's row: what it is, and a look that shows it below another
     "loss": ("best point found here", {"marker": "o", "color": COLOURS[0], "markersize": 7}),
-    "paper_loss": ("the paper's values, here", {"marker": "D", "color": COLOURS[1], "markersize": 3.5}),
+    "paper_loss": (
+        "the paper's values, here",
+        {"marker": "D", "color": COLOURS[1], "markersize": 3.5},
+    ),
 }
 
 
@@ -34,7 +40,8 @@ def experiment_figure(
     note: str = "",
     columns: int = COLUMNS,
 ) -> "Figure":
-    """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its title.
+    """Every axes of the experiment, in 3 columns or, for a phone, in 1; `note` is a line below its
+    title.
 
     Where every panel has two axes there are two columns, so that they stand side by side.
     """
@@ -56,7 +63,9 @@ def experiment_figure(
     least, entries, letters = (4.6, 2, 8.5) if columns == 1 else (6.4, LEGEND_COLUMNS, 11)
     with our_style():
         size = (4.4 * across, 3.4 * down + 0.5 + 0.22 * math.ceil(len(looks) / entries))
-        figure = Figure(figsize=(max(size[0], least), size[1]), layout="constrained", facecolor="white")
+        figure = Figure(
+            figsize=(max(size[0], least), size[1]), layout="constrained", facecolor="white"
+        )
         plots = figure.subplots(down, across, squeeze=False).ravel()
         for plot, axes in zip(plots, shown, strict=False):
             draw_axes(plot, axes)
@@ -83,12 +92,19 @@ def _handles(looks: Iterable[tuple[str, Look]]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     return [
-        Line2D([], [], color=colour, linestyle=(0, dashes) if dashes else "-", linewidth=1.9, label=label)
+        Line2D(
+            [],
+            [],
+            color=colour,
+            linestyle=(0, dashes) if dashes else "-",
+            linewidth=1.9,
+            label=label,
+        )
         for label, (colour, dashes) in looks
     ]
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
+# --- curves ---------------------------------------------------------------------------------------
 
 
 def draw_axes(plot: "Plot", axes: Axes) -> None:
@@ -96,7 +112,9 @@ def draw_axes(plot: "Plot", axes: Axes) -> None:
     top = _ceiling(axes)
     for line in axes.lines:
         _draw_line(plot, line, top)
-    values = np.concatenate([line.y[np.isfinite(line.y) & (line.y <= top)] for line in axes.lines] or [np.ones(0)])
+    values = np.concatenate(
+        [line.y[np.isfinite(line.y) & (line.y <= top)] for line in axes.lines] or [np.ones(0)]
+    )
     if axes.log_y and values.size and values.min() > 0:
         plot.set_yscale("log")
         margin = max(values.max() / values.min(), 1.1) ** 0.04
@@ -117,8 +135,12 @@ def _draw_line(plot: "Plot", line: Line, top: float) -> None:
     options = {"color": line.colour, "linewidth": 1.6, "linestyle": style, "label": line.label}
     marker = "o" if np.isfinite(y).sum() <= 3 else ""
     plot.plot(line.x, y, **options, marker=marker, markersize=3)
-    drawn = np.isfinite(y) & (line.error >= 0) & (line.error > 0).any()  # thin where seeds agree for once, not gone
-    low, high = (np.where(drawn, np.minimum(y + sign * line.error, top), np.nan) for sign in (-1, 1))
+    drawn = (
+        np.isfinite(y) & (line.error >= 0) & (line.error > 0).any()
+    )  # thin where seeds agree for once, not gone
+    low, high = (
+        np.where(drawn, np.minimum(y + sign * line.error, top), np.nan) for sign in (-1, 1)
+    )
     plot.fill_between(line.x, low, high, color=line.colour, alpha=0.16, linewidth=0)
     if line.level is not None and line.level <= top:
         plot.axhline(line.level, color=line.colour, linewidth=0.9, linestyle=":")
@@ -126,14 +148,17 @@ def _draw_line(plot: "Plot", line: Line, top: float) -> None:
 
 
 def _mark_ends(plot: "Plot", line: Line, y: np.ndarray) -> None:
-    """A triangle where a curve first leaves the chart upwards, a cross where it stops being a number."""
+    """A triangle where a curve first leaves the chart upwards, a cross where it stops being a
+    number."""
     drawn = np.flatnonzero(np.isfinite(y))
     above = np.flatnonzero(np.isfinite(line.y) & ~np.isfinite(y))
     leaves = drawn[drawn < above[0]] if above.size else drawn[:0]
     for marker, before in (("^", leaves), ("x", drawn if line.diverged else drawn[:0])):
         if before.size:
             at = before[-1:]
-            plot.plot(line.x[at], y[at], marker, color=line.colour, markersize=6, markeredgewidth=1.6)
+            plot.plot(
+                line.x[at], y[at], marker, color=line.colour, markersize=6, markeredgewidth=1.6
+            )
 
 
 def _ceiling(axes: Axes) -> float:
@@ -150,13 +175,18 @@ def _round_ticks(plot: "Plot") -> None:
     plot.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-# --- bars -------------------------------------------------------------------------------------------------------------
+# --- bars -----------------------------------------------------------------------------------------
 
 
 def draw_bars(
-    plot: "Plot", title: str, experiment: Experiment, rows: Sequence[Record], looks: Mapping[str, Look]
+    plot: "Plot",
+    title: str,
+    experiment: Experiment,
+    rows: Sequence[Record],
+    looks: Mapping[str, Look],
 ) -> None:
-    """The first metric of each panel as bars ± errors, the paper's number of the same as a diamond, – for never."""
+    """The first metric of each panel as bars ± errors, the paper's number of the same as a diamond,
+    – for never."""
     labels, metric = list(looks), experiment.panels[0].metrics[0]
     width = 0.8 / len(labels)
     for g, panel in enumerate(experiment.panels):
@@ -165,11 +195,22 @@ def draw_bars(
             if row["ours"] is None:
                 plot.text(at, 0, MISSING, ha="center", va="bottom", fontsize=7)
             else:
-                plot.bar(at, row["ours"], width, yerr=row["error"], color=looks[row["label"]][0], error_kw={"lw": 0.8})
+                plot.bar(
+                    at,
+                    row["ours"],
+                    width,
+                    yerr=row["error"],
+                    color=looks[row["label"]][0],
+                    error_kw={"lw": 0.8},
+                )
             if row["paper"] is not None and row.get("target") == row.get("paper_target"):
                 mark = {"color": "white", "markeredgecolor": INK, "marker": "D", "markersize": 4}
-                plot.errorbar(at, row["paper"], yerr=row["paper_error"], ecolor=INK, elinewidth=0.6, **mark)
-    plot.set_xticks(range(len(experiment.panels)), [_short(p.title) for p in experiment.panels], fontsize=6.5)
+                plot.errorbar(
+                    at, row["paper"], yerr=row["paper_error"], ecolor=INK, elinewidth=0.6, **mark
+                )
+    plot.set_xticks(
+        range(len(experiment.panels)), [_short(p.title) for p in experiment.panels], fontsize=6.5
+    )
     plot.set_xlim(-0.5, len(experiment.panels) - 0.5)  # also where a bar is missing
     plot.set_title(f"{title} (◇ the paper)", loc="left", fontsize=10, fontweight="bold")
     plot.set_ylabel(outcome.COLUMNS[metric].title.format(target="the target loss"))
@@ -186,7 +227,9 @@ def _sweeps_figure(experiment: Experiment, rows: Sequence[Record], note: str) ->
     from matplotlib.figure import Figure
 
     with our_style():
-        figure = Figure(figsize=(8.6, 1.4 + 0.2 * len(rows)), layout="constrained", facecolor="white")
+        figure = Figure(
+            figsize=(8.6, 1.4 + 0.2 * len(rows)), layout="constrained", facecolor="white"
+        )
         plot = figure.subplots()
         for field, (label, look) in SWEPT.items():
             known = [i for i, row in enumerate(rows) if row[field] is not None]

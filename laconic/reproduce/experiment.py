@@ -1,4 +1,5 @@
-"""An experiment as data: comparisons, the learned optimizers they need, and the paper's numbers for their rows."""
+"""An experiment as data: comparisons, the learned optimizers they need, and the paper's numbers for
+their rows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,8 @@ AVERAGE = "average"  # the panel of rows that are means over panels
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the paper's, with its standard error where it gives one; None is its hyphen: never reached."""
+    """A number of the paper's, with its standard error where it gives one; None is its hyphen:
+    never reached."""
 
     value: float | None
     error: float | None = None
@@ -25,7 +27,8 @@ class Number:
 
 @dataclass(frozen=True)
 class Learned:
-    """A learned optimizer by the settings it is meta-trained with, and the published one that may stand in for it."""
+    """A learned optimizer by the settings it is meta-trained with, and the published one that may
+    stand in for it."""
 
     name: str
     config: MetaConfig
@@ -34,7 +37,8 @@ class Learned:
 
 @dataclass(frozen=True)
 class Use:
-    """A learned optimizer as a row of a panel, at its own values unless `options` says otherwise: `scale=0.5,…`."""
+    """A learned optimizer as a row of a panel, at its own values unless `options` says otherwise:
+    `scale=0.5,…`."""
 
     label: str
     learned: Learned
@@ -47,7 +51,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A hand-designed method of a panel whose values are sought first: the best point of a sweep is its row."""
+    """A hand-designed method of a panel whose values are sought first: the best point of a sweep is
+    its row."""
 
     label: str
     config: SweepConfig
@@ -57,10 +62,10 @@ class Tuning:
 class Panel:
     """One comparison.
 
-    config:  its setting and hand-designed methods, each with a label; those of `tuned` come before them, those of
-             `learned` after
-    paper:   label → the paper's number, of the first of `metrics`; `paper_target` is the loss that its rounds are to
-    metrics: keys of `outcome.COLUMNS`, the columns of its table · shown: keys of `draw.KINDS`, an axes each
+    config:  its setting and hand-designed methods, each with a label; those of `tuned` come before
+             them, those of `learned` after paper:   label → the paper's number, of the first of
+             `metrics`; `paper_target` is the loss that its rounds are to metrics: keys of
+             `outcome.COLUMNS`, the columns of its table · shown: keys of `draw.KINDS`, an axes each
     band:    what is shaded around a curve, over seeds
     """
 
@@ -78,7 +83,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class MixPanel:
-    """How a population's classes are mixed: a task, a population of it, and how many of its clients are drawn."""
+    """How a population's classes are mixed: a task, a population of it, and how many of its clients
+    are drawn."""
 
     name: str
     title: str
@@ -100,7 +106,8 @@ class Across:
 class SweepPanel:
     """One row of a table of tuned values: the sweep that finds them, and what the paper found.
 
-    sweep: the sweep's name, shared by rows that rank its points by different rules · paper: hyper-parameter → value
+    sweep: the sweep's name, shared by rows that rank its points by different rules · paper:
+    hyper-parameter → value
     """
 
     sweep: str
@@ -114,7 +121,8 @@ class SweepPanel:
 class TimingPanel:
     """What the server's step adds to local training on one task, by the clock.
 
-    paper: H → for each of `bench.overhead.METHODS` the paper's seconds of a round and their ratio to local SGD's
+    paper: H → for each of `bench.overhead.METHODS` the paper's seconds of a round and their ratio
+    to local SGD's
     """
 
     name: str
@@ -136,8 +144,9 @@ class Listing:
 class Experiment:
     """One table or figure.
 
-    says: what the paper states of it in words · leaves_out: what of it is not covered here, and where values had to
-    be chosen · averaged: the panels whose first metric is averaged · across: axes over several panels
+    says: what the paper states of it in words · leaves_out: what of it is not covered here, and
+    where values had to be chosen · averaged: the panels whose first metric is averaged · across:
+    axes over several panels
     """
 
     name: str
@@ -159,9 +168,15 @@ class Experiment:
 
     def tasks(self) -> list[str]:
         """The tasks it trains on, by name alone, each once."""
-        specs = [panel.config.task for panel in self.panels] + [sweep.config.task for sweep in self.sweeps]
+        specs = [panel.config.task for panel in self.panels] + [
+            sweep.config.task for sweep in self.sweeps
+        ]
         specs += [mix.task for mix in self.mixes] + [timing.config.task for timing in self.timings]
-        specs += [inner.task for learned in self.optimizers().values() for inner in learned.config.inners()]
+        specs += [
+            inner.task
+            for learned in self.optimizers().values()
+            for inner in learned.config.inners()
+        ]
         return list(dict.fromkeys(spec.partition(":")[0] for spec in specs))
 
 
@@ -202,7 +217,8 @@ def needs(experiment: Experiment) -> str:
         methods = sum(count for _, _, count in runs)
         rounds, seeds = max(r for r, _, _ in runs), max(s for _, s, _ in runs)
         parts.append(
-            f"{methods} runs of {rounds:,} rounds and {_plural(seeds, 'seed')} in {_plural(len(runs), 'comparison')}"
+            f"{methods} runs of {rounds:,} rounds and {_plural(seeds, 'seed')} in "
+            f"{_plural(len(runs), 'comparison')}"
         )
     trained = [learned for learned in experiment.optimizers().values()]
     if trained:
@@ -221,7 +237,9 @@ def needs(experiment: Experiment) -> str:
         parts.append(_plural(len(experiment.mixes), "partition"))
     if experiment.timings:
         methods = _plural(len(METHODS), "method")
-        parts.append(f"times of {methods} in {_plural(len(experiment.timings), 'model')}, on one device")
+        parts.append(
+            f"times of {methods} in {_plural(len(experiment.timings), 'model')}, on one device"
+        )
     return f"{'; '.join(parts)}; tasks {', '.join(experiment.tasks())}"
 
 

@@ -1,4 +1,5 @@
-"""The paper's federated experiments: test accuracy of all baselines and FedLOpt, and the class mixes of clients."""
+"""The paper's federated experiments: test accuracy of all baselines and FedLOpt, and the class
+mixes of clients."""
 
 from dataclasses import replace
 
@@ -10,7 +11,10 @@ from laconic.reproduce import paper
 from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel, Use
 from laconic.reproduce.settings import by_recipe
 
-TASKS = {"FMNIST MLP": ("fmnist-mlp2", "Fashion-MNIST, 2-layer MLP"), "CIFAR-10 CNN": ("cifar10-cnn", "CIFAR-10, CNN")}
+TASKS = {
+    "FMNIST MLP": ("fmnist-mlp2", "Fashion-MNIST, 2-layer MLP"),
+    "CIFAR-10 CNN": ("cifar10-cnn", "CIFAR-10, CNN"),
+}
 MIXES = {"100": "homogeneous", "0.1": "heterogeneous"}
 LABELS = {
     "fedavg": "FedAvg",
@@ -21,8 +25,9 @@ LABELS = {
     "fedavgm": "FedAvgM",
     "fedprox": "FedProx",
 }
-# The best of the sweeps in `results/sweeps/TASK-alphaALPHA-METHOD`, by validation loss. SCAFFOLD's on the CNN are of
-# those over 1000 rounds, `…-scaffold-1000`: the best of 300 rounds diverged later.
+# The best of the sweeps in `results/sweeps/TASK-alphaALPHA-METHOD`, by validation loss. SCAFFOLD's
+# on the CNN are of those over 1000 rounds, `…-scaffold-1000`: the best of 300 rounds diverged
+# later.
 TUNED: dict[tuple[str, str], tuple[str, ...]] = {
     ("fmnist-mlp2", "100"): (
         "fedavg:gamma=0.3",
@@ -61,7 +66,9 @@ TUNED: dict[tuple[str, str], tuple[str, ...]] = {
         "fedprox:gamma=0.3,mu=0.001",
     ),
 }
-LEARNED = {  # the same of the sweeps `…-fedlopt`: the clients' rate, a scale of the learned step, the server's decay
+# the same of the sweeps `…-fedlopt`: the clients' rate, a scale of the learned step, the server's
+# decay
+LEARNED = {
     ("fmnist-mlp2", "100"): "gamma=0.1,scale=0.3,weight_decay=0.003",
     ("fmnist-mlp2", "0.1"): "gamma=0.3,scale=0.3,weight_decay=0.003",
     ("cifar10-cnn", "100"): "gamma=0.1,scale=1,weight_decay=0",
@@ -74,7 +81,10 @@ SWEPT = {
     "FedAdam": "federated-fedadam",
     "SCAFFOLD": "scaffold",
 }
-EVERY = {"fmnist-mlp2": 1, "cifar10-cnn": 5}  # rounds; the CNN on the test set takes as long as a round
+EVERY = {
+    "fmnist-mlp2": 1,
+    "cifar10-cnn": 5,
+}  # rounds; the CNN on the test set takes as long as a round
 RECIPE = {"fmnist-mlp2": "fedlopt-fmnist", "cifar10-cnn": "fedlopt-cifar10-cnn"}
 SETTING = CompareConfig(
     workers=10,
@@ -108,7 +118,13 @@ def _panel(words: str, alpha: str) -> Panel:
     return Panel(
         f"{task}-alpha{alpha}",
         f"{title}, α = {alpha} ({MIXES[alpha]})",
-        replace(SETTING, task=task, optimizers=hand, federated=population(alpha), evaluate_every=EVERY[task]),
+        replace(
+            SETTING,
+            task=task,
+            optimizers=hand,
+            federated=population(alpha),
+            evaluate_every=EVERY[task],
+        ),
         _learned(task, alpha),
         metrics=("accuracy_181_200", "accuracy_951_1000", "test_accuracy"),
         shown=("test-accuracy",),
@@ -119,27 +135,35 @@ def _panel(words: str, alpha: str) -> Panel:
 FIG_FEDERATED = Experiment(
     "fig-federated",
     "Federated learning: FedLOpt against tuned baselines",
-    "test accuracy with 400 clients, 10 of them a round, whose class mixes are alike (α = 100) or not (α = 0.1)",
+    "test accuracy with 400 clients, 10 of them a round, whose class mixes are alike (α = 100) or "
+    "not (α = 0.1)",
     tuple(_panel(words, alpha) for words in TASKS for alpha in MIXES),
     says=(
-        "FedLOpt achieves better test accuracy than all well-tuned baselines in the homogeneous and the heterogeneous "
+        "FedLOpt achieves better test accuracy than all well-tuned baselines in the homogeneous "
+        "and the heterogeneous "
         "setting, on both tasks. Shaded is one standard deviation over three seeds, here too.",
     ),
     leaves_out=(
-        "Baselines are at the best values of sweeps here, by validation loss: on Fashion-MNIST the recipes of `laconic "
-        "sweep` over 1000 rounds (three seeds at α = 0.1, one at α = 100), on CIFAR-10 smaller grids of them over 300 "
-        "rounds and one seed, in bfloat16; SCAFFOLD's there are over 1000, as its best of 300 diverge later. FedAvgM "
+        "Baselines are at the best values of sweeps here, by validation loss: on Fashion-MNIST the "
+        "recipes of `laconic "
+        "sweep` over 1000 rounds (three seeds at α = 0.1, one at α = 100), on CIFAR-10 smaller "
+        "grids of them over 300 "
+        "rounds and one seed, in bfloat16; SCAFFOLD's there are over 1000, as its best of 300 "
+        "diverge later. FedAvgM "
         "and FedProx are not in the paper.",
-        "FedLOpt is as published. FedLOpt (tuned) is the same one at the best of a sweep on the baselines' terms, "
+        "FedLOpt is as published. FedLOpt (tuned) is the same one at the best of a sweep on the "
+        "baselines' terms, "
         "over the clients' rate, a scale of its steps and a weight decay of the server's.",
-        "A client's gradients are clipped to norm 2 under FedLOpt, which was meta-trained so, and not under others.",
+        "A client's gradients are clipped to norm 2 under FedLOpt, which was meta-trained so, and "
+        "not under others.",
     ),
 )
 
 FIG_DIRICHLET = Experiment(
     "fig-dirichlet",
     "Dirichlet partitioning of clients",
-    "the classes that clients hold at α = 100 and α = 0.1: the first 30 of 400, a colour for each class",
+    "the classes that clients hold at α = 100 and α = 0.1: the first 30 of 400, a colour for each "
+    "class",
     mixes=tuple(
         MixPanel(f"alpha{alpha}", f"α = {alpha} ({words})", "fmnist-mlp2", population(alpha))
         for alpha, words in MIXES.items()
@@ -154,10 +178,18 @@ def sweep_panels() -> tuple[SweepPanel, ...]:
     for (label, words), row in paper.FEDERATED.items():
         task, title = TASKS[words]
         for alpha, (gamma, eta) in row.items():
-            config: SweepConfig = replace(SWEEPS[SWEPT[label]][1], task=task, federated=population(alpha))
-            swept = {"gamma": float(gamma)} | ({"eta": float(eta)} if "eta" in names_of(config.method) else {})
+            config: SweepConfig = replace(
+                SWEEPS[SWEPT[label]][1], task=task, federated=population(alpha)
+            )
+            swept = {"gamma": float(gamma)} | (
+                {"eta": float(eta)} if "eta" in names_of(config.method) else {}
+            )
             name = f"{task}-alpha{alpha}-{config.method}"
-            found.append(SweepPanel(name, f"{title}, α = {alpha}, valid loss: {label}", config, "valid", swept))
+            found.append(
+                SweepPanel(
+                    name, f"{title}, α = {alpha}, valid loss: {label}", config, "valid", swept
+                )
+            )
     return tuple(found)
 
 

@@ -1,4 +1,5 @@
-"""The paper's figures: workers, ablation, validation, generalisation, compression; and, beyond it, large H."""
+"""The paper's figures: workers, ablation, validation, generalisation, compression; and, beyond it,
+large H."""
 
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment, Learned, Panel, Use
 from laconic.reproduce.settings import FULL, both, comparison, learned, top_k, trained
 
-# --- the number of workers --------------------------------------------------------------------------------------------
+# --- the number of workers ------------------------------------------------------------------------
 
 
 def _workers(tuned: paper.Tuned, task: str, words: str) -> Panel:
@@ -19,20 +20,25 @@ def _workers(tuned: paper.Tuned, task: str, words: str) -> Panel:
 FIG_WORKERS = Experiment(
     "fig-workers",
     "The effect of the number of workers (K)",
-    "train loss at K = 8, 16 and 32; LAgg-A meta-trained for each K, LOpt-A also carried over from K = 8",
+    "train loss at K = 8, 16 and 32; LAgg-A meta-trained for each K, LOpt-A also carried over from "
+    "K = 8",
     tuple(
         _workers(tuned, task, words)
         for task, words in (("fmnist-cnn", "CNN"), ("fmnist-mlp2", "MLP"))
         for tuned in (paper.FMNIST, paper.FMNIST_K16, paper.FMNIST_K32)
     ),
-    says=("LAgg-A outperforms all optimizers for K = 8, 16 and 32; LOpt-A does not have to be retrained.",),
+    says=(
+        "LAgg-A outperforms all optimizers for K = 8, 16 and 32; LOpt-A does not have to be "
+        "retrained.",
+    ),
     leaves_out=(
-        "The paper lists no tuned baselines for Fashion-MNIST's CNN: those of the MLP at the same K are used. "
+        "The paper lists no tuned baselines for Fashion-MNIST's CNN: those of the MLP at the same "
+        "K are used. "
         "As in its text, the learned optimizers are meta-trained on the MLP and used on both.",
     ),
 )
 
-# --- Ada features -----------------------------------------------------------------------------------------------------
+# --- Ada features ---------------------------------------------------------------------------------
 
 FIG_ABLATION = Experiment(
     "fig-ablation",
@@ -47,12 +53,13 @@ FIG_ABLATION = Experiment(
         ),
     ),
     says=(
-        "Ada features give a large improvement in convergence and stability; LOpt and LAgg still converge faster than "
+        "Ada features give a large improvement in convergence and stability; LOpt and LAgg still "
+        "converge faster than "
         "local SGD early on, and LAgg becomes unstable from round 800.",
     ),
 )
 
-# --- validation loss --------------------------------------------------------------------------------------------------
+# --- validation loss ------------------------------------------------------------------------------
 
 
 def _for_validation(task: str) -> tuple[Use, ...]:
@@ -69,7 +76,10 @@ def _for_validation(task: str) -> tuple[Use, ...]:
     )
 
 
-_HELD_OUT = {"metrics": ("test_loss", "test_accuracy", "final_train"), "shown": ("test-loss", "test-accuracy")}
+_HELD_OUT = {
+    "metrics": ("test_loss", "test_accuracy", "final_train"),
+    "shown": ("test-loss", "test-accuracy"),
+}
 FIG_VALIDATION = Experiment(
     "fig-validation",
     "Meta-training for the validation loss",
@@ -91,16 +101,19 @@ FIG_VALIDATION = Experiment(
         ),
     ),
     says=(
-        "On ImageNet both learned optimizers converge significantly faster and end at a lower test loss; on "
-        "Fashion-MNIST they reach around round 200 a test loss that baselines reach only after round 600.",
+        "On ImageNet both learned optimizers converge significantly faster and end at a lower test "
+        "loss; on "
+        "Fashion-MNIST they reach around round 200 a test loss that baselines reach only after "
+        "round 600.",
     ),
     leaves_out=(
-        "The paper lists baselines tuned for validation loss for Fashion-MNIST only: on ImageNet those tuned for train "
+        "The paper lists baselines tuned for validation loss for Fashion-MNIST only: on ImageNet "
+        "those tuned for train "
         "loss are used.",
     ),
 )
 
-# --- generalisation ---------------------------------------------------------------------------------------------------
+# --- generalisation -------------------------------------------------------------------------------
 
 _CARRIED = (
     Use("LOpt-A-f", learned("lopt-a")),
@@ -119,14 +132,21 @@ _TARGETS = {
 FIG_GENERALISE = Experiment(
     "fig-generalise",
     "Meta-generalization to new architectures and data sets",
-    "optimizers meta-trained and baselines tuned on Fashion-MNIST's 2-layer MLP (-f; -cf: CIFAR-10's too), elsewhere",
-    tuple(Panel(task, words, comparison(paper.FMNIST, task=task), _CARRIED) for task, words in _TARGETS.items()),
+    "optimizers meta-trained and baselines tuned on Fashion-MNIST's 2-layer MLP (-f; -cf: "
+    "CIFAR-10's too), elsewhere",
+    tuple(
+        Panel(task, words, comparison(paper.FMNIST, task=task), _CARRIED)
+        for task, words in _TARGETS.items()
+    ),
     says=(
-        "LAgg-A-f generalises to other architectures on the same data and struggles with the same MLP on CIFAR-10 and "
-        "ImageNet, which a second task in meta-training (LAgg-A-cf) mends; both do well on CNNs of new data.",
+        "LAgg-A-f generalises to other architectures on the same data and struggles with the same "
+        "MLP on CIFAR-10 and "
+        "ImageNet, which a second task in meta-training (LAgg-A-cf) mends; both do well on CNNs of "
+        "new data.",
     ),
     leaves_out=(
-        "Optimizers meta-trained on ImageNet and used on ResNet50, ViT and a decoder are in `fig-large`, and on "
+        "Optimizers meta-trained on ImageNet and used on ResNet50, ViT and a decoder are in "
+        "`fig-large`, and on "
         "ResNet-152 in `fig-resnet152`.",
     ),
 )
@@ -150,7 +170,7 @@ FIG_H_TRANSFER = Experiment(
     says=("LAgg-A trained at H = 16 improves upon a strong SlowMo baseline at H = 4.",),
 )
 
-# --- compressed messages ----------------------------------------------------------------------------------------------
+# --- compressed messages --------------------------------------------------------------------------
 
 
 def _top_k(share: str) -> Panel:
@@ -160,16 +180,24 @@ def _top_k(share: str) -> Panel:
         f"slowmo:gamma={gamma},alpha={alpha},beta={beta},label=SlowMo",
     )
     config = replace(FULL, task="fmnist-mlp2", optimizers=hand, compress=top_k(share))
-    return Panel(f"top{share}", f"Top-{share}", config, both(share=share), metrics=("final_train", "sent_megabytes"))
+    return Panel(
+        f"top{share}",
+        f"Top-{share}",
+        config,
+        both(share=share),
+        metrics=("final_train", "sent_megabytes"),
+    )
 
 
 FIG_COMPRESS = Experiment(
     "fig-compress",
     "Learned optimizers with compressed messages",
-    "top-k of 1, 0.1 and 0.01 with error feedback, in meta-training and in use; loss against bits sent",
+    "top-k of 1, 0.1 and 0.01 with error feedback, in meta-training and in use; loss against bits "
+    "sent",
     tuple(_top_k(share) for share in ("1", "0.1", "0.01")),
     says=(
-        "For each share kept the learned optimizers reach a lower train loss than the baselines; LAgg-A at 0.01 "
+        "For each share kept the learned optimizers reach a lower train loss than the baselines; "
+        "LAgg-A at 0.01 "
         "reaches a lower one than SlowMo at 1; both are robust down to 0.01.",
     ),
     across=(
@@ -179,7 +207,7 @@ FIG_COMPRESS = Experiment(
     ),
 )
 
-# --- beyond the paper -------------------------------------------------------------------------------------------------
+# --- beyond the paper -----------------------------------------------------------------------------
 
 
 def _large(H: int) -> Panel:
@@ -191,11 +219,15 @@ def _large(H: int) -> Panel:
     uses = tuple(
         Use(
             label,
-            Learned(f"{architecture}-adamw-h{H}", trained(architecture, H=H, local="adamw", gamma=0.001)),
+            Learned(
+                f"{architecture}-adamw-h{H}", trained(architecture, H=H, local="adamw", gamma=0.001)
+            ),
         )
         for label, architecture in (("LOpt-A", "lopt-a"), ("LAgg-A", "lagg-a"))
     )
-    return Panel(f"h{H}", f"H = {H}", replace(FULL, task="fmnist-mlp2", optimizers=hand, local_steps=H), uses)
+    return Panel(
+        f"h{H}", f"H = {H}", replace(FULL, task="fmnist-mlp2", optimizers=hand, local_steps=H), uses
+    )
 
 
 FIG_LARGE_H = Experiment(
@@ -204,10 +236,14 @@ FIG_LARGE_H = Experiment(
     "AdamW workers at H = 32, 64 and 128: a learned outer step against DiLoCo's",
     tuple(_large(H) for H in (32, 64, 128)),
     says=(
-        "Learned optimizers could easily be combined with AdamW on the client side to enable training with very large "
+        "Learned optimizers could easily be combined with AdamW on the client side to enable "
+        "training with very large "
         "H at increased efficiency compared to DiLoCo: said, not shown.",
     ),
-    leaves_out=("The paper has no numbers here. DiLoCo is at its authors' outer values and AdamW's rate is 0.001.",),
+    leaves_out=(
+        "The paper has no numbers here. DiLoCo is at its authors' outer values and AdamW's rate is "
+        "0.001.",
+    ),
 )
 
 FIGURES = (

@@ -25,8 +25,12 @@ def read_header(folder: Path) -> Record | None:
     if not records:
         return None
     first, wanted = records[0], {"name": str, "scale": str, "provenance": dict}
-    if first.get("kind") != "run" or not all(isinstance(first.get(key), kind) for key, kind in wanted.items()):
-        raise LaconicError(f"{folder} holds records of something else than an experiment; choose another --out.")
+    if first.get("kind") != "run" or not all(
+        isinstance(first.get(key), kind) for key, kind in wanted.items()
+    ):
+        raise LaconicError(
+            f"{folder} holds records of something else than an experiment; choose another --out."
+        )
     return first
 
 
@@ -34,26 +38,47 @@ def begin(experiment: Experiment, scale: str, folder: Path) -> None:
     """Write the first record of a new folder; one of anything else than this experiment is refused."""
     try:
         header = read_header(folder)
-        others = [path.name for path in folder.iterdir() if path.name != RECORDS] if folder.exists() else []
+        others = (
+            [path.name for path in folder.iterdir() if path.name != RECORDS]
+            if folder.exists()
+            else []
+        )
     except OSError as error:
-        raise LaconicError(f"cannot write to {folder}: {error.strerror}. Choose another folder with --out.") from None
+        raise LaconicError(
+            f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
+        ) from None
     if header is None and others:
-        raise LaconicError(f"{folder} is not empty and no experiment's; nothing is overwritten. Choose another --out.")
+        raise LaconicError(
+            f"{folder} is not empty and no experiment's; nothing is overwritten. Choose another "
+            "--out."
+        )
     if header is None:
         words = ["laconic", "reproduce", experiment.name, "--scale", scale, "--out", str(folder)]
-        values = {"name": experiment.name, "scale": scale, "command": shlex.join(words), "provenance": provenance()}
+        values = {
+            "name": experiment.name,
+            "scale": scale,
+            "command": shlex.join(words),
+            "provenance": provenance(),
+        }
         RunLog(folder / RECORDS).append("run", **values)
     elif (header["name"], header["scale"]) != (experiment.name, scale):
         raise LaconicError(
-            f"{folder} is of {header['name']} at scale {header['scale']}, not of {experiment.name} at scale {scale}; "
+            f"{folder} is of {header['name']} at scale {header['scale']}, not of {experiment.name} "
+            f"at scale {scale}; "
             "choose another --out."
         )
 
 
 def conclude(
-    folder: Path, experiment: Experiment, scale: str, files: dict[str, str], rows: list[Record], left: Sequence[str]
+    folder: Path,
+    experiment: Experiment,
+    scale: str,
+    files: dict[str, str],
+    rows: list[Record],
+    left: Sequence[str],
 ) -> Record:
-    """The "experiment" record: the one that is there if it says the same, else a new one; `left` is yet to be done."""
+    """The "experiment" record: the one that is there if it says the same, else a new one; `left` is
+    yet to be done."""
     values = plain(
         {
             "name": experiment.name,
@@ -72,11 +97,12 @@ def conclude(
     return read(folder / RECORDS)[-1]
 
 
-# --- the runs inside --------------------------------------------------------------------------------------------------
+# --- the runs inside ------------------------------------------------------------------------------
 
 
 def finished(folder: Path, kind: str, file: str) -> bool:
-    """Whether a run has its last record, of that kind, all that it is made of, and the file that is written after."""
+    """Whether a run has its last record, of that kind, all that it is made of, and the file that is
+    written after."""
     records = _records(folder)
     if not records or records[-1]["kind"] != kind or not (folder / file).is_file():
         return False
@@ -87,20 +113,32 @@ def finished(folder: Path, kind: str, file: str) -> bool:
 
 
 def done_parts(experiment: Experiment, folder: Path) -> list[str]:
-    """The parts of an experiment whose runs have their last record, and those that the last outcome has without a run.
+    """The parts of an experiment whose runs have their last record, and those that the last outcome
+    has without a run.
 
-    These are partitions, which are counted and not run, and sweeps that others on record stood in for.
+    These are partitions, which are counted and not run, and sweeps that others on record stood in
+    for.
     """
     last = {"panels": "summary", "sweeps": "ranking", "timings": "timing"}
-    found = [path for kind in last for path in sorted(folder.glob(f"{kind}/*")) if _kinds(path)[-1:] == [last[kind]]]
+    found = [
+        path
+        for kind in last
+        for path in sorted(folder.glob(f"{kind}/*"))
+        if _kinds(path)[-1:] == [last[kind]]
+    ]
     outcomes = [record for record in _records(folder) if record["kind"] == "experiment"]
     shown = {row["panel"] for row in (outcomes[-1].get("rows", []) if outcomes else [])}
     counted = [mix.name for mix in experiment.mixes if mix.title in shown]
-    return [path.name for path in found] + counted + [row.sweep for row in experiment.sweeps if row.title in shown]
+    return (
+        [path.name for path in found]
+        + counted
+        + [row.sweep for row in experiment.sweeps if row.title in shown]
+    )
 
 
 def begun(folder: Path, config: Config, besides: Collection[str] = ()) -> bool:
-    """Whether a run was begun in `folder`; with other settings than these, but for those of `besides`, it is refused.
+    """Whether a run was begun in `folder`; with other settings than these, but for those of
+    `besides`, it is refused.
 
     What a run that was killed while it made its folder left behind is cleared away.
     """
@@ -110,20 +148,26 @@ def begun(folder: Path, config: Config, besides: Collection[str] = ()) -> bool:
         return False
     first = _records(folder)[0]
     if first["kind"] != "run" or not isinstance(first.get("config"), dict):
-        raise LaconicError(f"{folder} has lost the record of its settings; move it away to have it run anew.")
+        raise LaconicError(
+            f"{folder} has lost the record of its settings; move it away to have it run anew."
+        )
     theirs, ours = with_defaults(first["config"], config), plain(config)
     decided = {"out", *besides} | decided_by_data(config)
-    different = sorted(key for key in ours if key not in decided and bare(theirs[key]) != bare(ours[key]))
+    different = sorted(
+        key for key in ours if key not in decided and bare(theirs[key]) != bare(ours[key])
+    )
     if different:
         raise LaconicError(
-            f"{folder} was begun with another {', '.join(different)}; move it away to have it run anew, or choose "
+            f"{folder} was begun with another {', '.join(different)}; move it away to have it run "
+            "anew, or choose "
             "another --out."
         )
     return True
 
 
 def with_defaults(values: Record, config: Config) -> Record:
-    """A record's settings; those that there were none of when it was written are at what they are by default."""
+    """A record's settings; those that there were none of when it was written are at what they are
+    by default."""
     return {**plain(type(config)()), **values}
 
 

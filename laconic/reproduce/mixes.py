@@ -21,14 +21,17 @@ SEED = 0  # whose partition is shown
 
 
 def mix_rows(experiment: Experiment) -> list[Record]:
-    """A row for each population: sizes, how many classes a client has, and the counts of those that are drawn."""
+    """A row for each population: sizes, how many classes a client has, and the counts of those that
+    are drawn."""
     return [_row(panel) for panel in experiment.mixes]
 
 
 def _row(panel: MixPanel) -> Record:
     task = make_task(panel.task)
     labels = labels_of(task)
-    counts = class_counts(labels, draw_rows(panel.federated, task, RUNS, SEED), task.classes or int(labels.max()) + 1)
+    counts = class_counts(
+        labels, draw_rows(panel.federated, task, RUNS, SEED), task.classes or int(labels.max()) + 1
+    )
     shares = counts / counts.sum(axis=1, keepdims=True)
     entropy = -np.sum(shares * np.log(np.where(shares > 0, shares, 1)), axis=1)
     return {
@@ -44,7 +47,14 @@ def _row(panel: MixPanel) -> Record:
     }
 
 
-HEADERS = ["population", "clients", "samples each", "classes a client has", "effective classes", "share of its largest"]
+HEADERS = [
+    "population",
+    "clients",
+    "samples each",
+    "classes a client has",
+    "effective classes",
+    "share of its largest",
+]
 
 
 def mix_lines(rows: Sequence[Record]) -> list[list[str]]:
@@ -70,21 +80,36 @@ def mixes_figure(title: str, rows: Sequence[Record], note: str = "", columns: in
     across = min(columns, len(rows))
     down = math.ceil(len(rows) / across)
     with our_style():
-        figure = Figure(figsize=(5.2 * across, 4.4 * down + 0.8), layout="constrained", facecolor="white")
+        figure = Figure(
+            figsize=(5.2 * across, 4.4 * down + 0.8), layout="constrained", facecolor="white"
+        )
         plots = figure.subplots(down, across, squeeze=False).ravel()
         for plot, row in zip(plots, rows, strict=False):
             counts = np.array(row["counts"])
             starts = np.cumsum(counts, axis=1) - counts
             for c in range(counts.shape[1]):
                 colour = colormaps["tab20"](c % 20)
-                plot.barh(np.arange(len(counts)), counts[:, c], 0.9, left=starts[:, c], color=colour, label=f"{c}")
-            plot.set_title(row["panel"], loc="left", fontsize=10, fontweight="bold", parse_math=False)
+                plot.barh(
+                    np.arange(len(counts)),
+                    counts[:, c],
+                    0.9,
+                    left=starts[:, c],
+                    color=colour,
+                    label=f"{c}",
+                )
+            plot.set_title(
+                row["panel"], loc="left", fontsize=10, fontweight="bold", parse_math=False
+            )
             plot.set_xlabel("samples")
             plot.set_ylabel("client")
             plot.invert_yaxis()
         for plot in plots[len(rows) :]:
             plot.set_axis_off()
         handles, labels = plots[0].get_legend_handles_labels()
-        figure.legend(handles, labels, title="class", loc="outside lower center", ncols=10, frameon=False)
-        figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=11, fontweight="bold", parse_math=False)
+        figure.legend(
+            handles, labels, title="class", loc="outside lower center", ncols=10, frameon=False
+        )
+        figure.suptitle(
+            title + (f"\n{note}" if note else ""), fontsize=11, fontweight="bold", parse_math=False
+        )
     return figure

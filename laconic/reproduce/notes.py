@@ -27,13 +27,21 @@ def notes(
     found += [*(f"The paper: {text}" for text in experiment.says), *experiment.leaves_out]
     found += left_line(record)
     found += tuned_notes(record["rows"])
-    found += [text for panel in experiment.panels for text in diverged(panel.title, panels[panel.name])]
-    sources = dict.fromkeys(of_kind(records, "run")[0]["task"]["source"] for records in panels.values())
+    found += [
+        text for panel in experiment.panels for text in diverged(panel.title, panels[panel.name])
+    ]
+    sources = dict.fromkeys(
+        of_kind(records, "run")[0]["task"]["source"] for records in panels.values()
+    )
     found += [f"Data: {source}." for source in sources]
-    for name in sorted(name for name, file in record["optimizers"].items() if not file.endswith(".safetensors")):
+    for name in sorted(
+        name for name, file in record["optimizers"].items() if not file.endswith(".safetensors")
+    ):
         found.append(f"{name} is the published {record['optimizers'][name]}.")
     found += timing_notes(timed)
-    made = [origin for records in (*panels.values(), *timed.values()) for origin in origins(records)]
+    made = [
+        origin for records in (*panels.values(), *timed.values()) for origin in origins(records)
+    ]
     return found + list(dict.fromkeys(map(_origin, made or [record["provenance"]])))
 
 
@@ -51,7 +59,11 @@ def diverged(title: str, records: Sequence[Record]) -> list[str]:
         bad = sum(method["diverged"])
         if bad:
             broken_T = ~np.isfinite(np.array(method["train"], dtype=float)).all(axis=0)
-            when = f"first in round {int(np.argmax(broken_T)) + 1}" if broken_T.any() else "in its last rounds"
+            when = (
+                f"first in round {int(np.argmax(broken_T)) + 1}"
+                if broken_T.any()
+                else "in its last rounds"
+            )
             seeds = len(method["diverged"])
             found.append(f"Diverged: {method['label']} on {title}, {bad} of {seeds} seeds, {when}.")
     return found

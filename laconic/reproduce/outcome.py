@@ -1,4 +1,5 @@
-"""What an experiment comes to: a row for each method and metric of a panel, our number beside the paper's."""
+"""What an experiment comes to: a row for each method and metric of a panel, our number beside the
+paper's."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,8 @@ Record = dict[str, Any]
 
 
 class Metric(NamedTuple):
-    """A number of a comparison's summary: how it is called, its fields there, and how it reads with its error."""
+    """A number of a comparison's summary: how it is called, its fields there, and how it reads with
+    its error."""
 
     title: str
     field: str
@@ -23,7 +25,8 @@ class Metric(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Mean test accuracy over a span of rounds, from a method's own record; it reads as a metric does."""
+    """Mean test accuracy over a span of rounds, from a method's own record; it reads as a metric
+    does."""
 
     title: str
     first: int
@@ -32,7 +35,9 @@ class Span(NamedTuple):
 
 
 def _percent_with_error(value: float | None, error: float | None) -> str:
-    return percent(value) if value is None or not error else f"{100 * value:.2f} ± {100 * error:.2f} %"
+    return (
+        percent(value) if value is None or not error else f"{100 * value:.2f} ± {100 * error:.2f} %"
+    )
 
 
 METRICS: dict[str, Metric] = {
@@ -50,7 +55,10 @@ SPANS: dict[str, Span] = {
     "accuracy_181_200": Span("test accuracy, rounds 181–200", 181, 200, _percent_with_error),
     "accuracy_951_1000": Span("test accuracy, rounds 951–1000", 951, 1000, _percent_with_error),
 }
-COLUMNS: dict[str, Metric | Span] = {**METRICS, **SPANS}  # whatever may be a column of a panel's table
+COLUMNS: dict[str, Metric | Span] = {
+    **METRICS,
+    **SPANS,
+}  # whatever may be a column of a panel's table
 
 
 def rows_of(experiment: Experiment, panels: Mapping[str, Sequence[Record]]) -> list[Record]:
@@ -63,7 +71,9 @@ def _panel_rows(panel: Panel, records: Sequence[Record]) -> list[Record]:
     summary, rows = of_kind(records, "summary")[-1], []
     for found in summary["rows"]:
         for metric in panel.metrics:
-            row = _row(panel.name, found["label"], metric, *_measured(COLUMNS[metric], found, records))
+            row = _row(
+                panel.name, found["label"], metric, *_measured(COLUMNS[metric], found, records)
+            )
             if metric == "rounds":
                 row |= {"target": summary["target_loss"], "paper_target": panel.paper_target}
             if metric == panel.metrics[0] and found["label"] in panel.paper:
@@ -72,8 +82,11 @@ def _panel_rows(panel: Panel, records: Sequence[Record]) -> list[Record]:
     return rows
 
 
-def _measured(metric: Metric | Span, found: Record, records: Sequence[Record]) -> tuple[float | None, float | None]:
-    """A metric and its error, of a row of the summary; weights that are no longer numbers have no accuracy."""
+def _measured(
+    metric: Metric | Span, found: Record, records: Sequence[Record]
+) -> tuple[float | None, float | None]:
+    """A metric and its error, of a row of the summary; weights that are no longer numbers have no
+    accuracy."""
     if isinstance(metric, Metric):
         return found[metric.field], None if metric.error is None else found[metric.error]
     method = next(m for m in of_kind(records, "method") if m["label"] == found["label"])
@@ -93,16 +106,24 @@ def _beside(row: Record, paper: Number) -> Record:
     same = row.get("target") == row.get("paper_target")
     known = row["ours"] is not None and paper.value is not None and same
     difference = row["ours"] - paper.value if known else None  # type: ignore[operator]
-    return {"in_paper": True, "paper": paper.value, "paper_error": paper.error, "difference": difference}
+    return {
+        "in_paper": True,
+        "paper": paper.value,
+        "paper_error": paper.error,
+        "difference": difference,
+    }
 
 
 def _averages(experiment: Experiment, rows: Sequence[Record]) -> list[Record]:
-    """Means over the averaged panels of each method that all of them have; as in the paper, hyphens are ignored."""
+    """Means over the averaged panels of each method that all of them have; as in the paper, hyphens
+    are ignored."""
     shown = [panel for panel in experiment.panels if panel.name in experiment.averaged]
     if not shown:
         return []
     metric, averages = shown[0].metrics[0], []
-    chosen = [row for row in rows if row["metric"] == metric and row["panel"] in experiment.averaged]
+    chosen = [
+        row for row in rows if row["metric"] == metric and row["panel"] in experiment.averaged
+    ]
     for label in dict.fromkeys(row["label"] for row in chosen):
         same = [row for row in chosen if row["label"] == label]
         if len(same) == len(shown):
@@ -120,7 +141,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-# --- tuned values -----------------------------------------------------------------------------------------------------
+# --- tuned values ---------------------------------------------------------------------------------
 
 
 def hparam_rows(
@@ -128,7 +149,8 @@ def hparam_rows(
     found: Mapping[str, Sequence[Record]],
     recorded: Mapping[str, Sequence[Record] | None] | None = None,
 ) -> list[Record]:
-    """A row for each sweep: the best point, the paper's, and what the paper's came to in the same sweep.
+    """A row for each sweep: the best point, the paper's, and what the paper's came to in the same
+    sweep.
 
     `recorded` are sweeps at full scale that were on record before, by name.
     """
@@ -149,7 +171,9 @@ def hparam_rows(
                 "paper": dict(panel.paper),
                 "paper_loss": None if theirs is None else value(theirs),
                 "difference": value(theirs) - value(best) if known else None,  # type: ignore[operator]
-                "recorded": None if before is None else ranked(of_kind(before, "point"), panel.rank_by)[0]["numbers"],
+                "recorded": None
+                if before is None
+                else ranked(of_kind(before, "point"), panel.rank_by)[0]["numbers"],
             }
         )
     return rows
@@ -157,4 +181,6 @@ def hparam_rows(
 
 def _same(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     """Whether two points are the same to 1 %: the paper rounds 0.5/0.3 to 1.66."""
-    return one.keys() == other.keys() and all(math.isclose(one[k], other[k], rel_tol=0.01) for k in one)
+    return one.keys() == other.keys() and all(
+        math.isclose(one[k], other[k], rel_tol=0.01) for k in one
+    )

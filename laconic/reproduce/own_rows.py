@@ -1,4 +1,5 @@
-"""Rows of one's own: an outer optimizer whose registry line gives it a row stands in every table and figure."""
+"""Rows of one's own: an outer optimizer whose registry line gives it a row stands in every table
+and figure."""
 
 from dataclasses import replace
 
@@ -8,12 +9,15 @@ from laconic.reproduce.experiment import Experiment, Panel, SweepPanel
 
 
 def with_own_rows(experiment: Experiment) -> Experiment:
-    """The experiment with such optimizers in each of its comparisons and, by their grids, among its tuned values."""
+    """The experiment with such optimizers in each of its comparisons and, by their grids, among its
+    tuned values."""
     names = own_names()
     if not names:
         return experiment
     panels = tuple(_panel(panel, names) for panel in experiment.panels)
-    sweeps = [_sweep(panel, name) for panel in _settings(experiment) for name in names if OUTER[name].grid]
+    sweeps = [
+        _sweep(panel, name) for panel in _settings(experiment) for name in names if OUTER[name].grid
+    ]
     return replace(experiment, panels=panels, sweeps=(*experiment.sweeps, *sweeps))
 
 
@@ -31,8 +35,11 @@ def _panel(panel: Panel, names: list[str]) -> Panel:
 
 
 def _settings(experiment: Experiment) -> list[SweepPanel]:
-    """One of the tuned methods for each setting that has workers, the setting being what its title says first."""
-    return list({_setting(panel): panel for panel in experiment.sweeps if panel.config.workers > 1}.values())
+    """One of the tuned methods for each setting that has workers, the setting being what its title
+    says first."""
+    return list(
+        {_setting(panel): panel for panel in experiment.sweeps if panel.config.workers > 1}.values()
+    )
 
 
 def _setting(panel: SweepPanel) -> str:

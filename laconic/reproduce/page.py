@@ -1,4 +1,5 @@
-"""An experiment for people, made only from records: figure.png and .svg, figure-narrow.png, table.md and table.html."""
+"""An experiment for people, made only from records: figure.png and .svg, figure-narrow.png,
+table.md and table.html."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -35,7 +36,8 @@ def write_outcome(
     panels: Mapping[str, Sequence[Record]],
     timed: Mapping[str, Sequence[Record]] | None = None,
 ) -> list[Path]:
-    """Write the figure and the table of an "experiment" record, each file in one step → their paths."""
+    """Write the figure and the table of an "experiment" record, each file in one step → their
+    paths."""
     note, told = "".join(scale_line(record)), notes(experiment, record, panels, timed or {})
     figure = experiment_figure(experiment, panels, record["rows"], note)
     png = png_bytes(figure)
@@ -45,7 +47,9 @@ def write_outcome(
         "table.md": markdown(experiment, record, told).encode(),
         "table.html": page(experiment, record, told, png).encode(),
     }
-    if experiment.panels or experiment.mixes or experiment.timings:  # the same in one column, for the report on a phone
+    if (
+        experiment.panels or experiment.mixes or experiment.timings
+    ):  # the same in one column, for the report on a phone
         slim = experiment_figure(experiment, panels, record["rows"], note, columns=1)
         contents["figure-narrow.png"] = png_bytes(slim)
     for name, data in contents.items():
@@ -53,33 +57,45 @@ def write_outcome(
     return [folder / name for name in contents]
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def tables(experiment: Experiment, rows: Sequence[Record]) -> list[Table]:
-    """The experiment's own table, or that of its tuned values or class mixes, then what the paper lists besides."""
+    """The experiment's own table, or that of its tuned values or class mixes, then what the paper
+    lists besides."""
     of = lambda metric: [row for row in rows if row["metric"] == metric]
     found = [hparams_table(of("hparams"))] if experiment.sweeps else []
     found += [Table(experiment.title, HEADERS, mix_lines(of("mix")))] if experiment.mixes else []
     if experiment.timings:
-        found.append(Table(experiment.title, timings.HEADERS, timing_lines(experiment, of(timings.METRIC))))
+        found.append(
+            Table(experiment.title, timings.HEADERS, timing_lines(experiment, of(timings.METRIC)))
+        )
     if experiment.panels or not found:
         found.append(panels_table(experiment, [row for row in rows if row["metric"] in COLUMNS]))
     if of(tuning.METRIC):
-        found.append(Table(tuning.TITLE, tuning.HEADERS, tuning.tuned_lines(experiment, of(tuning.METRIC))))
-    found += [Table(x.title, list(x.headers), [list(row) for row in x.rows]) for x in experiment.listings]
+        found.append(
+            Table(tuning.TITLE, tuning.HEADERS, tuning.tuned_lines(experiment, of(tuning.METRIC)))
+        )
+    found += [
+        Table(x.title, list(x.headers), [list(row) for row in x.rows]) for x in experiment.listings
+    ]
     return found
 
 
 def panels_table(experiment: Experiment, rows: Sequence[Record]) -> Table:
-    """A line for each method of each panel: our numbers, and beside the first metric the paper's and the difference."""
+    """A line for each method of each panel: our numbers, and beside the first metric the paper's
+    and the difference."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
-    beside = {metric for metric in metrics if any(r["metric"] == metric and r["in_paper"] for r in rows)}
+    beside = {
+        metric for metric in metrics if any(r["metric"] == metric and r["in_paper"] for r in rows)
+    }
     headers = ["panel", "method"]
     for metric in metrics:
         headers.append(_heading(metric, rows))
         headers += ["the paper" + _paper_target(rows), "difference"] if metric in beside else []
-    titles = {panel.name: panel.title for panel in experiment.panels} | {AVERAGE: "average of the columns here"}
+    titles = {panel.name: panel.title for panel in experiment.panels} | {
+        AVERAGE: "average of the columns here"
+    }
     lines, by_place = [], {(row["panel"], row["label"], row["metric"]): row for row in rows}
     for panel, label in dict.fromkeys((row["panel"], row["label"]) for row in rows):
         line = [titles[panel], label]
@@ -91,12 +107,16 @@ def panels_table(experiment: Experiment, rows: Sequence[Record]) -> Table:
 
 def _heading(metric: str, rows: Sequence[Record]) -> str:
     targets = {row["target"] for row in rows if row.get("target") is not None}
-    return COLUMNS[metric].title.format(target=" or ".join(number(t) for t in sorted(targets)) or "the target loss")
+    return COLUMNS[metric].title.format(
+        target=" or ".join(number(t) for t in sorted(targets)) or "the target loss"
+    )
 
 
 def _paper_target(rows: Sequence[Record]) -> str:
     """Which loss the paper's rounds are to, where ours are to another."""
-    other = {r["paper_target"] for r in rows if r.get("paper_target") not in (None, r.get("target"))}
+    other = {
+        r["paper_target"] for r in rows if r.get("paper_target") not in (None, r.get("target"))
+    }
     return f" (to {' or '.join(number(t) for t in sorted(other))})" if other else ""
 
 
@@ -113,11 +133,16 @@ def _cells(row: Record | None, metric: str, beside: bool) -> list[str]:
 
 def difference(value: float | None) -> str:
     """With its sign."""
-    return MISSING if value is None else f"{'+' if value > 0 else '−' if value < 0 else '±'}{number(abs(value))}"
+    return (
+        MISSING
+        if value is None
+        else f"{'+' if value > 0 else '−' if value < 0 else '±'}{number(abs(value))}"
+    )
 
 
 def hparams_table(rows: Sequence[Record]) -> Table:
-    """A line for each tuned method: the paper's values, the best here, and the loss at both in the same sweep."""
+    """A line for each tuned method: the paper's values, the best here, and the loss at both in the
+    same sweep."""
     headers = [
         "configuration",
         "the paper",
@@ -146,7 +171,7 @@ def _point(numbers: Mapping[str, float]) -> str:
     return " / ".join(f"{value:.4g}" for value in numbers.values())
 
 
-# --- documents --------------------------------------------------------------------------------------------------------
+# --- documents ------------------------------------------------------------------------------------
 
 
 def _sentence(experiment: Experiment) -> str:
@@ -155,12 +180,19 @@ def _sentence(experiment: Experiment) -> str:
 
 def markdown(experiment: Experiment, record: Record, told: Sequence[str]) -> str:
     """The experiment as Markdown, with what there is to tell about it."""
-    parts = [f"# {experiment.title}", _sentence(experiment), *(f"**{line}**" for line in scale_line(record))]
+    parts = [
+        f"# {experiment.title}",
+        _sentence(experiment),
+        *(f"**{line}**" for line in scale_line(record)),
+    ]
     for i, table in enumerate(tables(experiment, record["rows"])):
         parts += [f"## {table.title}"] if i else []
         lines = [table.headers, ["---"] * len(table.headers), *table.rows]
         parts.append(
-            "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+            "\n".join(
+                f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+                for line in lines
+            )
         )
     parts.append("\n".join(f"- {note}" for note in told))
     parts.append(f"![{experiment.title}](figure.png)")
@@ -172,7 +204,9 @@ def page(experiment: Experiment, record: Record, told: Sequence[str], png: bytes
     body = []
     for table in tables(experiment, record["rows"]):
         body.append(f"<section><h2>{escape(table.title)}</h2>")
-        body.append(html.table(html.Table(table.title, "", table.headers, table.rows)) + "</section>")
+        body.append(
+            html.table(html.Table(table.title, "", table.headers, table.rows)) + "</section>"
+        )
     body.append(
         f'<section><h2>Figure</h2><figure><img style="max-width:100%" alt="{escape(experiment.title)}" '
         f'src="{html.picture(png)}"></figure></section>'

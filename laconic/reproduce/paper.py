@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from laconic.reproduce.experiment import Listing, Number
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
-# Table 1 (speedup over local SGD): columns and rows. None: the hyphen, local SGD's minimum was never reached.
+# Table 1 (speedup over local SGD): columns and rows. None: the hyphen, local SGD's minimum was
+# never reached.
 SPEEDUP_COLUMNS = (
     "FMNIST MLP",
     "CIFAR10 MLP",
@@ -63,7 +64,8 @@ ROUNDS: dict[str, dict[int, Number]] = {
     "LAgg-A": {4: Number(122), 8: Number(81), 16: Number(55)},
 }
 
-# The table of times: model → H → seconds of a round and overhead, of local SGD, LOpt-A and LAgg-A. On A6000 GPUs.
+# The table of times: model → H → seconds of a round and overhead, of local SGD, LOpt-A and LAgg-A.
+# On A6000 GPUs.
 TIMES: dict[str, dict[int, tuple[tuple[float, float], ...]]] = {
     "ViT-Base": {
         8: ((0.58, 1.00), (0.64, 1.11), (0.68, 1.17)),
@@ -90,7 +92,7 @@ def rounds_at(H: int) -> dict[str, Number]:
     return {label: row[H] for label, row in ROUNDS.items()}
 
 
-# --- tuned values -----------------------------------------------------------------------------------------------------
+# --- tuned values ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class Tuned:
     local_sgd: str
     slowmo: tuple[str, str, str]
 
-    def specs(self, methods: Sequence[str] = ("Local SGD", "SlowMo", "SGD", "Adam")) -> tuple[str, ...]:
+    def specs(
+        self, methods: Sequence[str] = ("Local SGD", "SlowMo", "SGD", "Adam")
+    ) -> tuple[str, ...]:
         """Methods at these values, as `laconic compare` is told them."""
         gamma, alpha, beta = self.slowmo
         known = {
@@ -119,14 +123,70 @@ class Tuned:
         return tuple(known[name] for name in methods)
 
 
-FMNIST_VALID = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 4, "valid", "0.1", "0.001", "0.5", ("0.3", "0.01", "0.8"))
-FMNIST = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 4, "train", "0.1", "0.01", "0.3", ("0.1", "1", "0.95"))
-FMNIST_H8 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 8, "train", "0.1", "0.005", "0.3", ("0.1", "1", "0.95"))
-FMNIST_H16 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 16, "train", "0.1", "0.005", "0.1", ("0.1", "1", "0.95"))
-FMNIST_K16 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 16, 4, "train", "0.1", "0.005", "0.5", ("0.1", "1", "0.95"))
-FMNIST_K32 = Tuned("FMNIST, 2-Layer MLP", "fmnist-mlp2", 32, 4, "train", "0.1", "0.005", "0.5", ("0.3", "1.66", "0.9"))
-CIFAR_CNN = Tuned("CIFAR-10, CNN", "cifar10-cnn", 8, 4, "train", "1", "0.01", "1", ("0.5", "2", "0.9"))
-IMAGENET = Tuned("ImageNet, 3-Layer MLP", "imagenet32-mlp3", 8, 4, "train", "1", "0.001", "0.3", ("0.1", "1", "0.85"))
+FMNIST_VALID = Tuned(
+    "FMNIST, 2-Layer MLP",
+    "fmnist-mlp2",
+    8,
+    4,
+    "valid",
+    "0.1",
+    "0.001",
+    "0.5",
+    ("0.3", "0.01", "0.8"),
+)
+FMNIST = Tuned(
+    "FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 4, "train", "0.1", "0.01", "0.3", ("0.1", "1", "0.95")
+)
+FMNIST_H8 = Tuned(
+    "FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 8, "train", "0.1", "0.005", "0.3", ("0.1", "1", "0.95")
+)
+FMNIST_H16 = Tuned(
+    "FMNIST, 2-Layer MLP",
+    "fmnist-mlp2",
+    8,
+    16,
+    "train",
+    "0.1",
+    "0.005",
+    "0.1",
+    ("0.1", "1", "0.95"),
+)
+FMNIST_K16 = Tuned(
+    "FMNIST, 2-Layer MLP",
+    "fmnist-mlp2",
+    16,
+    4,
+    "train",
+    "0.1",
+    "0.005",
+    "0.5",
+    ("0.1", "1", "0.95"),
+)
+FMNIST_K32 = Tuned(
+    "FMNIST, 2-Layer MLP",
+    "fmnist-mlp2",
+    32,
+    4,
+    "train",
+    "0.1",
+    "0.005",
+    "0.5",
+    ("0.3", "1.66", "0.9"),
+)
+CIFAR_CNN = Tuned(
+    "CIFAR-10, CNN", "cifar10-cnn", 8, 4, "train", "1", "0.01", "1", ("0.5", "2", "0.9")
+)
+IMAGENET = Tuned(
+    "ImageNet, 3-Layer MLP",
+    "imagenet32-mlp3",
+    8,
+    4,
+    "train",
+    "1",
+    "0.001",
+    "0.3",
+    ("0.1", "1", "0.85"),
+)
 TUNED = (FMNIST_VALID, FMNIST, FMNIST_H8, FMNIST_H16, FMNIST_K16, FMNIST_K32, CIFAR_CNN, IMAGENET)
 
 # The small-batch baseline (K = H = 1): task, steps, α.
@@ -139,7 +199,11 @@ SMALL_BATCH = (
 SMALL_BATCH_SPEC = "small-batch-sgd:alpha=0.05,label=SGD (K·H steps)"
 
 # Top-k: share kept → γ, α, β of SlowMo, and local SGD's γ.
-TOPK_SLOWMO = {"1": ("0.1", "1", "0.95"), "0.1": ("0.3", "1.66", "0.8"), "0.01": ("0.1", "5", "0.3")}
+TOPK_SLOWMO = {
+    "1": ("0.1", "1", "0.95"),
+    "0.1": ("0.3", "1.66", "0.8"),
+    "0.01": ("0.1", "5", "0.3"),
+}
 TOPK_LOCAL_SGD = {"1": "0.3", "0.1": "0.3", "0.01": "0.5"}
 
 # Federated: (method, task) → Dirichlet α → (local rate γ, server rate η).
@@ -167,5 +231,9 @@ TOPK_LISTING = Listing(
 FEDERATED_LISTING = Listing(
     "Best hyper-parameters of federated baselines, as the paper lists them",
     ("optimizer", "task", "Dirichlet α", "γ", "η"),
-    tuple((method, task, alpha, *v) for (method, task), row in FEDERATED.items() for alpha, v in row.items()),
+    tuple(
+        (method, task, alpha, *v)
+        for (method, task), row in FEDERATED.items()
+        for alpha, v in row.items()
+    ),
 )

@@ -13,18 +13,40 @@ from laconic.zoo import cards
 
 SWEEPS_FOLDER = Path("results") / "sweeps"
 # what two sweeps must agree in
-SETTING = ("task", "method", "grid", "points", "workers", "local_steps", "batch", "rounds", "federated", "compress")
+SETTING = (
+    "task",
+    "method",
+    "grid",
+    "points",
+    "workers",
+    "local_steps",
+    "batch",
+    "rounds",
+    "federated",
+    "compress",
+)
 
 
 def matches(name: str, config: MetaConfig) -> bool:
-    """Whether the published optimizer of that name was meta-trained on the tasks, K, H, … of a config."""
+    """Whether the published optimizer of that name was meta-trained on the tasks, K, H, … of a
+    config."""
     card = cards().get(name)
     if card is None or card.architecture != config.architecture:
         return False
-    theirs = [tuple(row[key] for key in ("task", "workers", "compress", "dropout")) for row in card.trained_on]
-    ours = [(described(inner), inner.workers, inner.compress, inner.dropout) for inner in config.inners()]
-    steps = zip(config.inners(), card.trained_on, strict=False)  # with a population the data decides them
-    return theirs == ours and all(i.federated.active or i.local_steps == row["local_steps"] for i, row in steps)
+    theirs = [
+        tuple(row[key] for key in ("task", "workers", "compress", "dropout"))
+        for row in card.trained_on
+    ]
+    ours = [
+        (described(inner), inner.workers, inner.compress, inner.dropout)
+        for inner in config.inners()
+    ]
+    steps = zip(
+        config.inners(), card.trained_on, strict=False
+    )  # with a population the data decides them
+    return theirs == ours and all(
+        i.federated.active or i.local_steps == row["local_steps"] for i, row in steps
+    )
 
 
 def find_sweep(config: SweepConfig, root: Path = SWEEPS_FOLDER) -> list[dict[str, Any]] | None:

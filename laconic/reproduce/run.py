@@ -1,8 +1,10 @@
-"""Carrying an experiment out: learned optimizers found or meta-trained, comparisons and sweeps run, tables made.
+"""Carrying an experiment out: learned optimizers found or meta-trained, comparisons and sweeps run,
+tables made.
 
-The folder holds `records.jsonl` (a "run" record, an "experiment" record at the end), `optimizers/NAME/`,
-`panels/NAME/`, `sweeps/NAME/` and `timings/NAME/`, each a run of its own that is skipped once finished and taken up
-where it stopped, and the table and figure that are made of their records.
+The folder holds `records.jsonl` (a "run" record, an "experiment" record at the end),
+`optimizers/NAME/`, `panels/NAME/`, `sweeps/NAME/` and `timings/NAME/`, each a run of its own that
+is skipped once finished and taken up where it stopped, and the table and figure that are made of
+their records.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +25,15 @@ from laconic.recipes.sweep import resume_sweep, sweep
 from laconic.recipes.sweep_config import SweepConfig
 from laconic.reproduce.amend import amend
 from laconic.reproduce.compiling import compiled_for
-from laconic.reproduce.experiment import Experiment, Learned, Panel, TimingPanel, check_parts, narrowed, parts_of
+from laconic.reproduce.experiment import (
+    Experiment,
+    Learned,
+    Panel,
+    TimingPanel,
+    check_parts,
+    narrowed,
+    parts_of,
+)
 from laconic.reproduce.folder import begin, begun, conclude, done_parts, finished, read_header
 from laconic.reproduce.mixes import mix_rows
 from laconic.reproduce.outcome import hparam_rows, rows_of
@@ -80,9 +90,11 @@ def reproduce(
     watching: Watching | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, Record]:
-    """Carry out the experiment of that name, or what is left of it → (its folder, the "experiment" record).
+    """Carry out the experiment of that name, or what is left of it → (its folder, the "experiment"
+    record).
 
-    `panels` names the parts to carry out now, all by default; the outcome is then of these and of those done before.
+    `panels` names the parts to carry out now, all by default; the outcome is then of these and of
+    those done before.
     """
     return carry_out(by_name(name), scale, out, panels=panels, watching=watching, stop=stop)
 
@@ -94,7 +106,8 @@ def resume_experiment(
     header = read_header(folder)
     if header is None:
         raise LaconicError(
-            f"{folder} holds no whole record in {RECORDS}, so there is nothing to resume; give an experiment's folder."
+            f"{folder} holds no whole record in {RECORDS}, so there is nothing to resume; give an "
+            "experiment's folder."
         )
     return reproduce(header["name"], header["scale"], folder, watching=watching, stop=stop)
 
@@ -109,27 +122,42 @@ def carry_out(
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, Record]:
     """`reproduce` for an experiment that has no name in the registry."""
-    full, experiment = {row.sweep: row.config for row in experiment.sweeps}, at_scale(experiment, scale)
+    full, experiment = (
+        {row.sweep: row.config for row in experiment.sweeps},
+        at_scale(experiment, scale),
+    )
     check_parts(experiment, panels)
     folder = out or Path("results") / "reproduce" / f"{experiment.name}-{scale}"
     if ":" in str(folder):
         raise LaconicError(
-            f"{folder} has a colon, which would end the names of optimizers in it; choose another --out."
+            f"{folder} has a colon, which would end the names of optimizers in it; choose another "
+            "--out."
         )
     begin(experiment, scale, folder)
     whole = parts_of(experiment)
-    experiment = narrowed(experiment, {*panels, *done_parts(experiment, folder)} if panels else set(whole))
+    experiment = narrowed(
+        experiment, {*panels, *done_parts(experiment, folder)} if panels else set(whole)
+    )
     place, asked = _Place(folder, scale, watching or Nobody(), stop), set(panels or whole)
     files = {learned.name: _obtain(learned, place) for learned in experiment.optimizers().values()}
     sought = _run_tunings(experiment, scale, place)
-    compared = {p.name: _run_panel(with_tuned(p, sought), files, place, asked) for p in experiment.panels}
+    compared = {
+        p.name: _run_panel(with_tuned(p, sought), files, place, asked) for p in experiment.panels
+    }
     timed = {timing.name: _run_timing(timing, place) for timing in experiment.timings}
     recorded = {name: find_sweep(config) for name, config in full.items()}
     sweeps = {row.sweep: row.config for row in experiment.sweeps}
     # what is on record was swept in the paper's setting, and stands in for that alone
     standing = {name: recorded[name] for name, config in sweeps.items() if config == full[name]}
-    found = {name: standing.get(name) or _run_sweep(name, config, place) for name, config in sweeps.items()}
-    rows = rows_of(experiment, compared) + tuned_rows(experiment, sought) + hparam_rows(experiment, found, recorded)
+    found = {
+        name: standing.get(name) or _run_sweep(name, config, place)
+        for name, config in sweeps.items()
+    }
+    rows = (
+        rows_of(experiment, compared)
+        + tuned_rows(experiment, sought)
+        + hparam_rows(experiment, found, recorded)
+    )
     rows += mix_rows(experiment) + timing_rows(experiment, timed)
     left = [name for name in whole if name not in parts_of(experiment)]
     record = conclude(folder, experiment, scale, files, rows, left)
@@ -137,7 +165,7 @@ def carry_out(
     return folder, record
 
 
-# --- its runs ---------------------------------------------------------------------------------------------------------
+# --- its runs -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -150,7 +178,8 @@ class _Place:
     stop: Callable[[], bool]
 
     def carry_on(self, what: str, tasks: Sequence[str], run: Callable[[], Any]) -> Any:
-        """A run of the experiment, unless it is asked to stop; a stop within the run is one of the experiment."""
+        """A run of the experiment, unless it is asked to stop; a stop within the run is one of the
+        experiment."""
         if self.stop():
             raise Interrupted(f"stopped before {what}.", self.folder)
         try:
@@ -161,7 +190,8 @@ class _Place:
 
 
 def _obtain(learned: Learned, place: _Place) -> str:
-    """What `laconic compare` calls the optimizer: its file in the folder, the zoo's name, or meta-trained now."""
+    """What `laconic compare` calls the optimizer: its file in the folder, the zoo's name, or
+    meta-trained now."""
     folder = place.folder / "optimizers" / learned.name
     there = begun(folder, learned.config)
     if not there and learned.zoo is not None and matches(learned.zoo, learned.config):
@@ -172,7 +202,12 @@ def _obtain(learned: Learned, place: _Place) -> str:
             if there:
                 resume_meta_train(folder, observer=observer, stop=place.stop)
             else:
-                meta_train(replace(learned.config, out=folder), observer=observer, stop=place.stop, name=learned.name)
+                meta_train(
+                    replace(learned.config, out=folder),
+                    observer=observer,
+                    stop=place.stop,
+                    name=learned.name,
+                )
 
     if not there or not finished(folder, "summary", BEST):
         place.carry_on(learned.name, learned.config.tasks, run)
@@ -180,13 +215,17 @@ def _obtain(learned: Learned, place: _Place) -> str:
 
 
 def with_learned(panel: Panel, files: dict[str, str]) -> CompareConfig:
-    """The panel's comparison with its learned optimizers, each from its file or by its published name."""
+    """The panel's comparison with its learned optimizers, each from its file or by its published
+    name."""
     more = tuple(use.spec(files[use.learned.name]) for use in panel.learned)
     return replace(panel.config, optimizers=(*panel.config.optimizers, *more))
 
 
-def _run_panel(panel: Panel, files: dict[str, str], place: _Place, asked: Collection[str]) -> list[Record]:
-    """The comparison's records; one that is done and not asked for is as it is, whatever methods it has by now."""
+def _run_panel(
+    panel: Panel, files: dict[str, str], place: _Place, asked: Collection[str]
+) -> list[Record]:
+    """The comparison's records; one that is done and not asked for is as it is, whatever methods it
+    has by now."""
     folder, config = place.folder / "panels" / panel.name, with_learned(panel, files)
     there = begun(folder, config, besides=("optimizers",))
     if panel.name not in asked:
@@ -206,7 +245,8 @@ def _run_panel(panel: Panel, files: dict[str, str], place: _Place, asked: Collec
 
 
 def _run_tunings(experiment: Experiment, scale: str, place: _Place) -> dict[str, Sequence[Record]]:
-    """The sweeps that find baselines' values; at full scale one on record stands in for one that is not begun."""
+    """The sweeps that find baselines' values; at full scale one on record stands in for one that is
+    not begun."""
     found = {}
     for panel in experiment.panels:
         for tuning in panel.tuned:

@@ -1,4 +1,5 @@
-"""The two scales: `full` is the paper's setting, `smoke` the same panels and methods in numbers that a laptop bears.
+"""The two scales: `full` is the paper's setting, `smoke` the same panels and methods in numbers
+that a laptop bears.
 
 What tells panels apart stays apart: K and H are quartered, so 8, 16 and 32 become 2, 4 and 8.
 """
@@ -19,10 +20,13 @@ SMOKE_LINE = "smoke scale: shows that it works, not what it reaches"
 ROUNDS, SEEDS, BATCH, TARGET = 50, 2, 8, 1.5
 STEPS = 5  # outer steps of meta-training
 SMOKE_SIZES = (
-    f"K and H are a quarter of what panels and labels say; {ROUNDS} rounds of batch {BATCH}, {SEEDS} seeds, narrow "
+    f"K and H are a quarter of what panels and labels say; {ROUNDS} rounds of batch {BATCH}, "
+    f"{SEEDS} seeds, narrow "
     f"networks, {STEPS} outer steps of meta-training; with a population its data decides H"
 )
-SMOKE_TIMES = f"models are tiny, the sides of images an eighth, B = {BATCH} and K = 2; H is as it says"
+SMOKE_TIMES = (
+    f"models are tiny, the sides of images an eighth, B = {BATCH} and K = 2; H is as it says"
+)
 _RESNET = {"width": "2", "blocks": "1-1", "stem": "large"}
 _VIT = {"patch": "8", "hidden": "16", "heads": "2", "layers": "1"}
 SIZES: dict[str, dict[str, str]] = {  # by what a task's name ends in; a width of 16 for all others
@@ -34,9 +38,14 @@ SIZES: dict[str, dict[str, str]] = {  # by what a task's name ends in; a width o
     "vit-b": _VIT | {"patch": "4"},
     "decoder": {"context": "16", "hidden": "16", "heads": "2", "layers": "1", "tokenizer": "bytes"},
 }
-EIGHTHS = {"width": 8, "side": 16}  # sizes that tell tasks apart, where a task gives them itself, and the least
+EIGHTHS = {
+    "width": 8,
+    "side": 16,
+}  # sizes that tell tasks apart, where a task gives them itself, and the least
 FEW = 16  # points of a grid that are not too many
-POINTS = {"slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")}  # 16 of its 487
+POINTS = {
+    "slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")
+}  # 16 of its 487
 
 
 def at_scale(experiment: Experiment, scale: str) -> Experiment:
@@ -90,7 +99,8 @@ def smoke_meta(config: MetaConfig) -> MetaConfig:
 
 
 def smoke_sweep(config: SweepConfig) -> SweepConfig:
-    """A sweep made small: fewer points of a large grid, all at once, and runs that were longer than others stay so."""
+    """A sweep made small: fewer points of a large grid, all at once, and runs that were longer than
+    others stay so."""
     many = len(parse_grid(config.grid)) > FEW
     return replace(
         config,
@@ -112,35 +122,53 @@ def quarter(count: int) -> int:
 
 
 def small_task(spec: str) -> str:
-    """The task at a small size; a width of its own becomes an eighth, so that tasks stay apart, other options stay."""
+    """The task at a small size; a width of its own becomes an eighth, so that tasks stay apart,
+    other options stay."""
     name, _, given = spec.partition(":")
-    small = SIZES.get(name.partition("-")[2], {"width": "16"} if "width" in TASKS[name].options else {})
+    small = SIZES.get(
+        name.partition("-")[2], {"width": "16"} if "width" in TASKS[name].options else {}
+    )
     own = {item.partition("=")[0]: item.partition("=")[2] for item in given.split(",") if given}
-    own |= {key: str(max(least, int(own[key]) // 8)) for key, least in EIGHTHS.items() if key in own}
-    for key in ("compute", "stem"):  # CPUs have no use for bfloat16, nor time for images at their full size
+    own |= {
+        key: str(max(least, int(own[key]) // 8)) for key, least in EIGHTHS.items() if key in own
+    }
+    for key in (
+        "compute",
+        "stem",
+    ):  # CPUs have no use for bfloat16, nor time for images at their full size
         own.pop(key, None)
     options = small | own
-    return ":".join([name, *([",".join(f"{key}={value}" for key, value in options.items())] if options else [])])
+    return ":".join(
+        [name, *([",".join(f"{key}={value}" for key, value in options.items())] if options else [])]
+    )
 
 
 def smoke_times(config: OverheadConfig) -> OverheadConfig:
     """Timings of a tiny model; steps and restarts stay, as they cost little then."""
-    return replace(config, task=small_task(config.task), batch=BATCH, workers=quarter(config.workers))
+    return replace(
+        config, task=small_task(config.task), batch=BATCH, workers=quarter(config.workers)
+    )
 
 
 def _smoke_panel(panel: Panel) -> Panel:
     learned = tuple(replace(use, learned=_smoke_learned(use.learned)) for use in panel.learned)
     config = smoke(panel.config)
-    if not any(kind.startswith("test-") for kind in panel.shown):  # one look at the test set, which costs seconds
+    if not any(
+        kind.startswith("test-") for kind in panel.shown
+    ):  # one look at the test set, which costs seconds
         config = replace(config, evaluate_every=ROUNDS)
     elif config.seeds_at_once:  # a large model takes long to look
         config = replace(config, evaluate_every=ROUNDS // 2)
-    tuned = tuple(Tuning(tuning.label, replace(smoke_sweep(tuning.config), seeds=1)) for tuning in panel.tuned)
+    tuned = tuple(
+        Tuning(tuning.label, replace(smoke_sweep(tuning.config), seeds=1)) for tuning in panel.tuned
+    )
     return replace(panel, config=config, learned=learned, tuned=tuned)
 
 
 def _smoke_learned(learned: Learned) -> Learned:
-    return Learned(learned.name, smoke_meta(learned.config))  # no published one was trained at this size
+    return Learned(
+        learned.name, smoke_meta(learned.config)
+    )  # no published one was trained at this size
 
 
 def _smoke_sweep_panel(panel: SweepPanel) -> SweepPanel:

@@ -1,4 +1,5 @@
-"""The paper's tables: speedup over local SGD, rounds to a loss, tuned hyper-parameters; and the curves behind them."""
+"""The paper's tables: speedup over local SGD, rounds to a loss, tuned hyper-parameters; and the
+curves behind them."""
 
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ from laconic.reproduce.experiment import Across, Experiment, Panel, SweepPanel
 from laconic.reproduce.federated import sweep_panels
 from laconic.reproduce.settings import both, comparison
 
-# --- Table 1 ----------------------------------------------------------------------------------------------------------
+# --- Table 1 --------------------------------------------------------------------------------------
 
 _FMNIST = Panel(
     "fmnist-mlp2",
@@ -17,9 +18,18 @@ _FMNIST = Panel(
     both(),
     paper.speedups("FMNIST MLP"),
 )
-# the best of `laconic sweep local-sgd|slowmo-coarse|sgd|adam --task cifar10-mlp2`: the paper names none for this task
+# the best of `laconic sweep local-sgd|slowmo-coarse|sgd|adam --task cifar10-mlp2`: the paper names
+# none for this task
 _CIFAR_MLP_TUNED = paper.Tuned(
-    "CIFAR-10, 2-Layer MLP", "cifar10-mlp2", 8, 4, "train", "0.1", "0.001", "0.1", ("0.1", "1", "0.9")
+    "CIFAR-10, 2-Layer MLP",
+    "cifar10-mlp2",
+    8,
+    4,
+    "train",
+    "0.1",
+    "0.001",
+    "0.1",
+    ("0.1", "1", "0.9"),
 )
 _CIFAR_MLP = Panel(
     "cifar10-mlp2",
@@ -28,9 +38,12 @@ _CIFAR_MLP = Panel(
     both("cifar10-mlp2"),
     paper.speedups("CIFAR10 MLP"),
 )
-# the best of `results/sweeps/cifar10-cnn-k8-h4-*`: at the paper's SGD and SlowMo it was at chance after 300 rounds
+# the best of `results/sweeps/cifar10-cnn-k8-h4-*`: at the paper's SGD and SlowMo it was at chance
+# after 300 rounds
 _CIFAR_CNN_TUNED = replace(paper.CIFAR_CNN, sgd="0.5", slowmo=("0.1", "1", "0.95"))
-_CIFAR_CNN = Panel("cifar10-cnn", "CIFAR-10, CNN", comparison(_CIFAR_CNN_TUNED), both("cifar10-cnn"))
+_CIFAR_CNN = Panel(
+    "cifar10-cnn", "CIFAR-10, CNN", comparison(_CIFAR_CNN_TUNED), both("cifar10-cnn")
+)
 _IMAGENET = Panel(
     "imagenet32-mlp3",
     "ImageNet at 32×32, 3-layer MLP",
@@ -41,24 +54,33 @@ _IMAGENET = Panel(
     shown=("train", "test-accuracy"),
 )
 _NOT_TUNED = (
-    "The paper lists no tuned baselines for CIFAR-10's MLP: they are the best of sweeps of its grids here (80 of "
-    "SlowMo's points). Its text and its figure have a CNN where Table 1 says MLP; both are run, and the paper's "
+    "The paper lists no tuned baselines for CIFAR-10's MLP: they are the best of sweeps of its "
+    "grids here (80 of "
+    "SlowMo's points). Its text and its figure have a CNN where Table 1 says MLP; both are run, "
+    "and the paper's "
     "number stands by the MLP."
 )
 _CNN_TUNED = (
-    "Of the values that the paper lists for CIFAR-10's CNN, local SGD's and Adam's are the best of sweeps here too. At "
-    "SGD's and SlowMo's the CNN here was at chance after 300 rounds, so both are the best of the sweeps instead (one "
+    "Of the values that the paper lists for CIFAR-10's CNN, local SGD's and Adam's are the best of "
+    "sweeps here too. At "
+    "SGD's and SlowMo's the CNN here was at chance after 300 rounds, so both are the best of the "
+    "sweeps instead (one "
     "seed, 48 of SlowMo's points for 300 rounds and five of them for 1000)."
 )
-_SUBSET = "ImageNet is whatever 32×32 data is found, 1000 classes or a subset's 200; each panel's record says which."
+_SUBSET = (
+    "ImageNet is whatever 32×32 data is found, 1000 classes or a subset's 200; each panel's record "
+    "says which."
+)
 
 TABLE_SPEEDUP = Experiment(
     "table-speedup",
     "Speedup over local SGD, in distribution (Table 1)",
-    "rounds that tuned local SGD needs to its lowest loss ÷ rounds that others need to the same loss",
+    "rounds that tuned local SGD needs to its lowest loss ÷ rounds that others need to the same "
+    "loss",
     (_FMNIST, _CIFAR_MLP, _CIFAR_CNN, _IMAGENET),
     leaves_out=(
-        "Table 1's meta-generalization columns (ResNet50 and ViT on ImageNet at 64×64, a decoder on LM1B) are in "
+        "Table 1's meta-generalization columns (ResNet50 and ViT on ImageNet at 64×64, a decoder "
+        "on LM1B) are in "
         "`fig-large`. The averages, the paper's too, are over the columns that are here.",
         _NOT_TUNED,
         _CNN_TUNED,
@@ -73,11 +95,13 @@ FIG_IN_DISTRIBUTION = Experiment(
     "Training in distribution (the curves behind Table 1)",
     "train loss on the tasks that the learned optimizers were meta-trained on",
     (replace(_FMNIST, paper={}), _CIFAR_CNN, replace(_IMAGENET, paper={})),
-    says=("LAgg-A and LOpt-A converge faster than all other baselines from the start of training.",),
+    says=(
+        "LAgg-A and LOpt-A converge faster than all other baselines from the start of training.",
+    ),
     leaves_out=(_CNN_TUNED, _SUBSET),
 )
 
-# --- Table 2 ----------------------------------------------------------------------------------------------------------
+# --- Table 2 --------------------------------------------------------------------------------------
 
 
 def _local_steps(tuned: paper.Tuned) -> Panel:
@@ -93,7 +117,9 @@ def _local_steps(tuned: paper.Tuned) -> Panel:
     )
 
 
-_LOCAL_STEPS = tuple(_local_steps(tuned) for tuned in (paper.FMNIST, paper.FMNIST_H8, paper.FMNIST_H16))
+_LOCAL_STEPS = tuple(
+    _local_steps(tuned) for tuned in (paper.FMNIST, paper.FMNIST_H8, paper.FMNIST_H16)
+)
 
 TABLE_ROUNDS = Experiment(
     "table-rounds",
@@ -108,12 +134,13 @@ FIG_LOCAL_STEPS = Experiment(
     "train loss at H = 4, 8 and 16, learned optimizers meta-trained at each",
     tuple(replace(panel, paper={}, metrics=("final_train", "speedup")) for panel in _LOCAL_STEPS),
     says=(
-        "LAgg-A outperforms all optimizers for H = 4, 8 and 16, and begins to show a substantial advantage over LOpt-A "
+        "LAgg-A outperforms all optimizers for H = 4, 8 and 16, and begins to show a substantial "
+        "advantage over LOpt-A "
         "at higher H.",
     ),
 )
 
-# --- the tables of tuned values ---------------------------------------------------------------------------------------
+# --- the tables of tuned values -------------------------------------------------------------------
 
 _NAMES = {"sgd": "SGD", "adam": "Adam", "local-sgd": "Local SGD", "slowmo": "SlowMo"}
 
@@ -126,7 +153,11 @@ def _sweeps_of(tuned: paper.Tuned) -> list[SweepPanel]:
         "local-sgd": {"gamma": float(tuned.local_sgd)},
         "slowmo": slowmo,
     }
-    K, H, rank_by = tuned.workers, tuned.local_steps, "valid" if tuned.objective == "valid" else "minimum"
+    K, H, rank_by = (
+        tuned.workers,
+        tuned.local_steps,
+        "valid" if tuned.objective == "valid" else "minimum",
+    )
     return [
         SweepPanel(
             f"{tuned.task}-k{K}-h{H}-{method}",
@@ -140,9 +171,17 @@ def _sweeps_of(tuned: paper.Tuned) -> list[SweepPanel]:
 
 
 def _small_batch(title: str, task: str, steps: int, alpha: str) -> SweepPanel:
-    config: SweepConfig = replace(SWEEPS["sgd"][1], task=task, workers=1, local_steps=1, rounds=steps)
+    config: SweepConfig = replace(
+        SWEEPS["sgd"][1], task=task, workers=1, local_steps=1, rounds=steps
+    )
     name = f"{task}-k1-h1-{steps}-sgd"
-    return SweepPanel(name, f"{title}, K = 1, H = 1, {steps:,} steps: SGD", config, "minimum", {"alpha": float(alpha)})
+    return SweepPanel(
+        name,
+        f"{title}, K = 1, H = 1, {steps:,} steps: SGD",
+        config,
+        "minimum",
+        {"alpha": float(alpha)},
+    )
 
 
 TABLE_HPARAMS = Experiment(
@@ -155,8 +194,10 @@ TABLE_HPARAMS = Experiment(
         *sweep_panels(),
     ),
     leaves_out=(
-        "The values under top-k are listed, not searched for here: `laconic sweep slowmo-tenth`, `slowmo-hundredth`, "
-        "`local-sgd-tenth` and `local-sgd-hundredth` do that. The paper gives no grids for federated baselines: ours "
+        "The values under top-k are listed, not searched for here: `laconic sweep slowmo-tenth`, "
+        "`slowmo-hundredth`, "
+        "`local-sgd-tenth` and `local-sgd-hundredth` do that. The paper gives no grids for "
+        "federated baselines: ours "
         "are the recipes of `laconic sweep`, ranked by validation loss as there.",
         _SUBSET,
     ),

@@ -1,7 +1,8 @@
-"""Times of a round: measured part by part into a folder, as rows beside the paper's, in a table, and drawn.
+"""Times of a round: measured part by part into a folder, as rows beside the paper's, in a table,
+and drawn.
 
-The folder holds `records.jsonl`: a "run" record, a "part" record for each part that has been timed, and a "timing" that
-says what they come to. Stopped, it goes on with the part that was under way.
+The folder holds `records.jsonl`: a "run" record, a "part" record for each part that has been timed,
+and a "timing" that says what they come to. Stopped, it goes on with the part that was under way.
 """
 
 import time
@@ -42,10 +43,14 @@ HEADERS = [
 def begin_timing(folder: Path, config: OverheadConfig) -> None:
     """Write the first record of a new folder."""
     command = command_line("bench overhead", config, OverheadConfig())
-    RunLog(folder / RECORDS).append("run", config=asdict(config), command=command, provenance=provenance())
+    RunLog(folder / RECORDS).append(
+        "run", config=asdict(config), command=command, provenance=provenance()
+    )
 
 
-def run_timing(folder: Path, config: OverheadConfig, tick: Tick, stop: Callable[[], bool]) -> list[Record]:
+def run_timing(
+    folder: Path, config: OverheadConfig, tick: Tick, stop: Callable[[], bool]
+) -> list[Record]:
     """Time every part that the folder has no record of → all records."""
     log, records = RunLog(folder / RECORDS), read(folder / RECORDS)
     _check_device(folder, records[0]["provenance"]["device"]["kind"])
@@ -72,16 +77,18 @@ def _check_device(folder: Path, begun_on: str) -> None:
     here = jax.devices()[0].device_kind
     if here != begun_on:
         raise LaconicError(
-            f"{folder} was begun on {begun_on} and this is {here}: times of two devices do not mix; choose another "
+            f"{folder} was begun on {begun_on} and this is {here}: times of two devices do not "
+            "mix; choose another "
             "--out, or go on where it was begun."
         )
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def timing_rows(experiment: Experiment, timed: Mapping[str, Sequence[Record]]) -> list[Record]:
-    """A row for each model, H and method: seconds of a round of H local steps, and how many times local SGD's."""
+    """A row for each model, H and method: seconds of a round of H local steps, and how many times
+    local SGD's."""
     return [row for panel in experiment.timings for row in _rows(panel, timed[panel.name][-1])]
 
 
@@ -134,7 +141,9 @@ def timing_notes(timed: Mapping[str, Sequence[Record]]) -> list[str]:
     found = []
     for name, records in timed.items():
         timing = records[-1]
-        parts = ", ".join(f"{part} {1e3 * seconds:.4g} ms" for part, seconds in timing["parts_seconds"].items())
+        parts = ", ".join(
+            f"{part} {1e3 * seconds:.4g} ms" for part, seconds in timing["parts_seconds"].items()
+        )
         device = records[0]["provenance"]["device"]["kind"] or MISSING
         found.append(f"{name}: {timing['parameters']:,} parameters on {device}; {parts}.")
     return found

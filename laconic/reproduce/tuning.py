@@ -1,4 +1,5 @@
-"""Baselines that are tuned before they are compared: from a sweep's records to a method, a row and a line."""
+"""Baselines that are tuned before they are compared: from a sweep's records to a method, a row and
+a line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +23,12 @@ def sweep_name(panel: Panel, tuning: Tuning) -> str:
 
 def with_tuned(panel: Panel, sweeps: Mapping[str, Sequence[Record]]) -> Panel:
     """The panel with the best point of each of its sweeps as a method, before all others."""
-    best = [f"{_best(panel, tuning, sweeps)['label']},label={tuning.label}" for tuning in panel.tuned]
-    return replace(panel, config=replace(panel.config, optimizers=(*best, *panel.config.optimizers)))
+    best = [
+        f"{_best(panel, tuning, sweeps)['label']},label={tuning.label}" for tuning in panel.tuned
+    ]
+    return replace(
+        panel, config=replace(panel.config, optimizers=(*best, *panel.config.optimizers))
+    )
 
 
 def tuned_rows(experiment: Experiment, sweeps: Mapping[str, Sequence[Record]]) -> list[Record]:
@@ -68,8 +73,10 @@ def tuned_lines(experiment: Experiment, rows: Sequence[Record]) -> list[list[str
 def tuned_notes(rows: Sequence[Record]) -> list[str]:
     """Over which grids each baseline was tuned, in the words of `laconic sweep`."""
     said = [
-        f"{row['label']} is tuned over {' '.join(row['grid'])}: {row['points']} points, {row['rounds']} rounds, "
-        f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}; best values are in the order {' / '.join(row['ours'])}."
+        f"{row['label']} is tuned over {' '.join(row['grid'])}: {row['points']} points, "
+        f"{row['rounds']} rounds, "
+        f"{row['seeds']} seed{'s' * (row['seeds'] != 1)}; best values are in the order "
+        f"{' / '.join(row['ours'])}."
         for row in rows
         if row["metric"] == METRIC
     ]

@@ -1,4 +1,5 @@
-"""Whole-file writes that a crash cannot tear: readers see the old file or the new one, never a mixture."""
+"""Whole-file writes that a crash cannot tear: readers see the old file or the new one, never a
+mixture."""
 
 import contextlib
 import os
@@ -9,7 +10,8 @@ from laconic.errors import LaconicError
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step, through a synced temporary file in the same folder (made if missing)."""
+    """Replace `path` by `data` in one step, through a synced temporary file in the same folder
+    (made if missing)."""
     path = Path(path)
     temporary = path.with_name(f".laconic-{secrets.token_hex(8)}.tmp")
     try:
@@ -22,10 +24,13 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         raise LaconicError(
-            f"cannot write {path}: {error.strerror or error}. Check the folder's permissions and free space."
+            f"cannot write {path}: {error.strerror or error}. Check the folder's permissions and "
+            "free space."
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # gone already after a replace; otherwise no litter, whatever went wrong
+        with contextlib.suppress(
+            OSError
+        ):  # gone already after a replace; otherwise no litter, whatever went wrong
             temporary.unlink()
 
 

@@ -1,7 +1,8 @@
-"""Checkpoints: any pytree of arrays and a JSON dictionary in one sealed file, hashed and atomically replaced.
+"""Checkpoints: any pytree of arrays and a JSON dictionary in one sealed file, hashed and atomically
+replaced.
 
-A leaf's name is its pytree path as `jax.tree_util.keystr` spells it. The tree's structure is not stored: `load` takes
-it from `like`, and checks it.
+A leaf's name is its pytree path as `jax.tree_util.keystr` spells it. The tree's structure is not
+stored: `load` takes it from `like`, and checks it.
 """
 
 from collections.abc import Mapping
@@ -23,8 +24,9 @@ SHOWN = 3  # how many differing leaves an error names
 def save(path: str | Path, tree: Tree, meta: Mapping[str, Any]) -> None:
     """Write `tree` and `meta` to `path` in one step; a crash leaves the old file.
 
-    Leaves are NumPy arrays, JAX arrays or typed PRNG keys, never Python numbers (their dtype would be a guess).
-    `meta` must be JSON: it comes back as JSON reads it, tuples as lists and keys as strings.
+    Leaves are NumPy arrays, JAX arrays or typed PRNG keys, never Python numbers (their dtype would
+    be a guess). `meta` must be JSON: it comes back as JSON reads it, tuples as lists and keys as
+    strings.
     """
     arrays: dict[str, np.ndarray] = {}
     keys: dict[str, str] = {}
@@ -39,7 +41,8 @@ def save(path: str | Path, tree: Tree, meta: Mapping[str, Any]) -> None:
 def load(path: str | Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
     """The tree at `path` in the structure of `like`, as JAX arrays, and its meta.
 
-    `like` is a pytree of arrays or `jax.ShapeDtypeStruct`s whose names, shapes and dtypes the file must match.
+    `like` is a pytree of arrays or `jax.ShapeDtypeStruct`s whose names, shapes and dtypes the file
+    must match.
     """
     contents = sealed.read(Path(path))
     wanted = _named_leaves(like, (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct))
@@ -48,7 +51,9 @@ def load(path: str | Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
         _require_native(f"leaf {name} of checkpoint {path}", array.dtype)
         found[name] = _to_jax(array, contents.keys.get(name))
     _require_match(path, wanted, found)
-    return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted]), contents.meta
+    return jax.tree.unflatten(
+        jax.tree.structure(like), [found[name] for name in wanted]
+    ), contents.meta
 
 
 def peek(path: str | Path) -> dict[str, Any]:
@@ -70,16 +75,23 @@ def _named_leaves(tree: Tree, allowed: tuple[type, ...]) -> dict[str, Any]:
                 "make it a NumPy or JAX array of a definite dtype, or put it in meta."
             )
         if name in named:
-            raise LaconicError(f"two checkpoint leaves are both called {name}: give the nodes distinct key paths.")
+            raise LaconicError(
+                f"two checkpoint leaves are both called {name}: give the nodes distinct key paths."
+            )
         named[name] = leaf
     return named
 
 
 def _to_numpy(name: str, leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        raise LaconicError(f"checkpoint leaf {name} lies partly in other processes: gather it to this one first.")
+        raise LaconicError(
+            f"checkpoint leaf {name} lies partly in other processes: gather it to this one first."
+        )
     if leaf.dtype not in sealed.CODES:
-        raise LaconicError(f"checkpoint leaf {name} is {leaf.dtype}, which a checkpoint cannot hold: cast it first.")
+        raise LaconicError(
+            f"checkpoint leaf {name} is {leaf.dtype}, which a checkpoint cannot hold: cast it "
+            "first."
+        )
     _require_native(f"checkpoint leaf {name}", leaf.dtype)
     return np.asarray(leaf, order="C")  # the writer takes raw memory, so strides must be plain
 
@@ -93,10 +105,16 @@ def _require_native(what: str, dtype: np.dtype) -> None:
 
 
 def _to_jax(array: np.ndarray, impl: str | None) -> jax.Array:
-    return jnp.asarray(array) if impl is None else jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
+    return (
+        jnp.asarray(array)
+        if impl is None
+        else jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
+    )
 
 
-def _require_match(path: str | Path, wanted: Mapping[str, Any], found: Mapping[str, jax.Array]) -> None:
+def _require_match(
+    path: str | Path, wanted: Mapping[str, Any], found: Mapping[str, jax.Array]
+) -> None:
     def spec(leaf: Any) -> str:
         return f"{leaf.dtype}{list(leaf.shape)}"
 

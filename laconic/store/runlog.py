@@ -1,4 +1,5 @@
-"""Run logs: one strict JSON record a line, each on disk before `append` returns, and what made them (`provenance`)."""
+"""Run logs: one strict JSON record a line, each on disk before `append` returns, and what made them
+(`provenance`)."""
 
 import dataclasses
 import importlib.metadata
@@ -46,20 +47,27 @@ class RunLog:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise LaconicError(f"cannot append to {path}: {error.strerror or error}. Check permissions.") from error
+            raise LaconicError(
+                f"cannot append to {path}: {error.strerror or error}. Check permissions."
+            ) from error
 
 
 def read(path: str | Path) -> list[dict[str, Json]]:
-    """All records. A torn last line, left by a killed writer, is skipped; any other bad line is an error."""
+    """All records. A torn last line, left by a killed writer, is skipped; any other bad line is an
+    error."""
     try:
         *lines, tail = Path(path).read_bytes().split(b"\n")
     except OSError as error:
-        raise LaconicError(f"cannot read run log {path}: {error.strerror or error}. Check the path.") from error
+        raise LaconicError(
+            f"cannot read run log {path}: {error.strerror or error}. Check the path."
+        ) from error
     records = []
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
         if record is None:
-            raise LaconicError(f"line {number} of {path} is not a JSON object: repair or delete that line.")
+            raise LaconicError(
+                f"line {number} of {path} is not a JSON object: repair or delete that line."
+            )
         records.append(record)
     last = _parse(tail)
     return records if last is None else [*records, last]
@@ -71,14 +79,18 @@ def rewrite(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Replace `path` by `obj` as indented strict JSON, in one step; values are made plain as in a run log."""
+    """Replace `path` by `obj` as indented strict JSON, in one step; values are made plain as in a
+    run log."""
     atomic.write_text(path, json.dumps(plain(obj), allow_nan=False, indent=2) + "\n")
 
 
 def plain(value: Any, name: str = "record") -> Json:
-    """`value` as strict JSON: arrays become lists of 6-digit numbers, NaN and infinities null, dataclasses dicts."""
+    """`value` as strict JSON: arrays become lists of 6-digit numbers, NaN and infinities null,
+    dataclasses dicts."""
     is_array = isinstance(value, np.ndarray | np.generic | jax.Array)
-    if is_array and not jnp.issubdtype(value.dtype, jax.dtypes.extended):  # PRNG keys have no numbers to show
+    if is_array and not jnp.issubdtype(
+        value.dtype, jax.dtypes.extended
+    ):  # PRNG keys have no numbers to show
         return _rounded(np.asarray(value).tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -91,15 +103,22 @@ def plain(value: Any, name: str = "record") -> Json:
     if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
         return {str(key): plain(item, f"{name}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name), f"{name}.{f.name}") for f in dataclasses.fields(value)}
-    raise LaconicError(f"{name} is a {type(value).__name__}, which JSON cannot hold: give numbers, strings or arrays.")
+        return {
+            f.name: plain(getattr(value, f.name), f"{name}.{f.name}")
+            for f in dataclasses.fields(value)
+        }
+    raise LaconicError(
+        f"{name} is a {type(value).__name__}, which JSON cannot hold: give numbers, strings or "
+        "arrays."
+    )
 
 
 def provenance() -> dict[str, Json]:
-    """What a record needs to be reproduced: source commit, versions, device, host and UTC start time.
+    """What a record needs to be reproduced: source commit, versions, device, host and UTC start
+    time.
 
-    `dirty` says whether the package's own folder differs from `commit`; it is None outside a git work tree, where
-    `commit` is $LACONIC_COMMIT.
+    `dirty` says whether the package's own folder differs from `commit`; it is None outside a git
+    work tree, where `commit` is $LACONIC_COMMIT.
     """
     commit, dirty = source_state(PACKAGE)
     devices = jax.devices()
@@ -111,22 +130,29 @@ def provenance() -> dict[str, Json]:
             "python": platform.python_version(),
             **{name: _installed_version(name) for name in LIBRARIES},
         },
-        "device": {"kind": devices[0].device_kind, "count": len(devices), "platform": devices[0].platform},
+        "device": {
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "platform": devices[0].platform,
+        },
         "host_cpus": os.cpu_count(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 def changed_since(then: Mapping[str, Json] | None) -> dict[str, Json]:
-    """`provenance()` under its name where what is `DECISIVE` is no longer as it was `then`, else nothing."""
+    """`provenance()` under its name where what is `DECISIVE` is no longer as it was `then`, else
+    nothing."""
     now = provenance()
     same = then is None or all(now[what] == then.get(what) for what in DECISIVE)
     return {} if same else {"provenance": now}
 
 
 def source_state(package: Path) -> tuple[str | None, bool | None]:
-    """(commit, dirty) of the git work tree that tracks `package`, else ($LACONIC_COMMIT or None, None)."""
-    # an environment inside somebody else's repository lies in a work tree too, but is not tracked by it
+    """(commit, dirty) of the git work tree that tracks `package`, else ($LACONIC_COMMIT or None,
+    None)."""
+    # an environment inside somebody else's repository lies in a work tree too, but is not tracked
+    # by it
     tracked = _git(package, "ls-files", "--", ".")
     commit = _git(package, "rev-parse", "HEAD") if tracked else None
     if not commit:
@@ -174,10 +200,16 @@ def _mend(file: BinaryIO) -> None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     # a git hook's variables would point at the hook's repository instead of the folder's
-    environment = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    }
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=False, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

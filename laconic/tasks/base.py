@@ -16,7 +16,8 @@ Metrics = dict[str, jax.Array]
 
 
 class Aux(NamedTuple):
-    """What a loss returns beside its value: the model state after the batch, and metrics (means over the batch)."""
+    """What a loss returns beside its value: the model state after the batch, and metrics (means
+    over the batch)."""
 
     model_state: ModelState = ()
     metrics: Metrics = {}  # noqa: RUF012  (never mutated)
@@ -34,10 +35,10 @@ class Task:
     init:     key → (params, model_state); model_state is () unless the model carries statistics (BatchNorm)
     loss:     (params, model_state, batch, key) → (scalar loss, Aux), in training mode
     feed:     where batches come from; its arrays are the task's only leaves
-    evaluate: (params, model_state, batch) → metrics, in inference mode; must hold "loss" and may hold "accuracy"
-    classes:  how many equally likely answers a guess has (ln of it is the loss of knowing nothing); None if there
-              are no classes
-    at_once:  how many examples a gradient of more of them takes at a time, so that they fit in memory; None: all
+    evaluate: (params, model_state, batch) → metrics, in inference mode; must hold "loss" and may
+    hold "accuracy" classes:  how many equally likely answers a guess has (ln of it is the loss of
+    knowing nothing); None if there are no classes at_once:  how many examples a gradient of more of
+    them takes at a time, so that they fit in memory; None: all
     """
 
     name: str
@@ -60,15 +61,18 @@ def plain_task(
 ) -> Task:
     """A task from two plain functions: `init(key) → params` and `loss(params, batch) → scalar`.
 
-    `data` (and `test`) are pytrees of arrays with one example a row, or a ready feed. Nothing is held out here:
-    give `test` to see test loss, and `metrics(params, batch)` to see more than the loss.
+    `data` (and `test`) are pytrees of arrays with one example a row, or a ready feed. Nothing is
+    held out here: give `test` to see test loss, and `metrics(params, batch)` to see more than the
+    loss.
     """
     if isinstance(data, Feed):
         feed = data
     else:
         feed = Resident({"train": data} if test is None else {"train": data, "test": test})
 
-    def full_loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> tuple[jax.Array, Aux]:
+    def full_loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Aux]:
         return loss(params, batch), Aux(model_state)
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:

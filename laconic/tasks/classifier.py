@@ -1,4 +1,5 @@
-"""From an Equinox model and a data set to a classification task: mean softmax cross-entropy and accuracy."""
+"""From an Equinox model and a data set to a classification task: mean softmax cross-entropy and
+accuracy."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,8 +34,8 @@ def classifier_task(
 ) -> Task:
     """The task of a model `build(key)` that maps a batch [B, …] to logits [B, classes].
 
-    With `compute` jnp.bfloat16 the model runs on a bfloat16 copy of its matrices; parameters, gradients, statistics and
-    the loss are float32 all the same.
+    With `compute` jnp.bfloat16 the model runs on a bfloat16 copy of its matrices; parameters,
+    gradients, statistics and the loss are float32 all the same.
     """
 
     def train(model: Model, x: jax.Array, state: ModelState) -> tuple[jax.Array, ModelState]:
@@ -83,21 +84,28 @@ def _task(
         model, state = build(key)
         return eqx.filter(model, eqx.is_array), state
 
-    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> tuple[jax.Array, Aux]:
+    def loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Aux]:
         x, labels = read(batch)
-        logits, model_state = train(eqx.combine(cast(params), static), _floats_to(compute, x), model_state)
+        logits, model_state = train(
+            eqx.combine(cast(params), static), _floats_to(compute, x), model_state
+        )
         metrics = score(logits, labels)
         return metrics["loss"], Aux(model_state, {"accuracy": metrics["accuracy"]})
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
         x, labels = read(batch)
-        return score(infer(eqx.combine(cast(params), static), _floats_to(compute, x), model_state), labels)
+        return score(
+            infer(eqx.combine(cast(params), static), _floats_to(compute, x), model_state), labels
+        )
 
     return Task(name, init, loss, dataset.feed, evaluate=evaluate, classes=dataset.classes)
 
 
 def _computing_in(compute: Compute, params: Params) -> Params:
-    """Matrices and kernels in another type; vectors stay, for they are cheap and layers use them in float32."""
+    """Matrices and kernels in another type; vectors stay, for they are cheap and layers use them in
+    float32."""
     return jax.tree.map(lambda leaf: _floats_to(compute, leaf) if leaf.ndim > 1 else leaf, params)
 
 

@@ -1,7 +1,7 @@
 """A small convolutional network, without and with BatchNorm.
 
-Three 3×3 layers of width, 2·width and 2·width channels (strides 2, 1, 1, "same" padding, ReLU), the average over all
-places, and a linear layer.
+Three 3×3 layers of width, 2·width and 2·width channels (strides 2, 1, 1, "same" padding, ReLU), the
+average over all places, and a linear layer.
 """
 
 import itertools
@@ -17,7 +17,9 @@ STRIDES = (2, 1, 1)
 
 def _weights(key: jax.Array, inputs: int, width: int, classes: int) -> list[jax.Array]:
     channels = (inputs, width, 2 * width, 2 * width)
-    return fan_in_normals(key, *((3, 3, *pair) for pair in itertools.pairwise(channels)), (channels[-1], classes))
+    return fan_in_normals(
+        key, *((3, 3, *pair) for pair in itertools.pairwise(channels)), (channels[-1], classes)
+    )
 
 
 class CNN(eqx.Module):
@@ -39,7 +41,8 @@ class CNN(eqx.Module):
 
 
 class NormCNN(eqx.Module):
-    """The network with BatchNorm after each convolution; its running statistics are the model state."""
+    """The network with BatchNorm after each convolution; its running statistics are the model
+    state."""
 
     convs: tuple[ConvNorm, ...]
     head: Linear
@@ -53,7 +56,9 @@ class NormCNN(eqx.Module):
         """Statistics before the first batch."""
         return tuple(conv.begin() for conv in self.convs)
 
-    def train(self, x_BHWC: jax.Array, state: tuple[Statistics, ...]) -> tuple[jax.Array, tuple[Statistics, ...]]:
+    def train(
+        self, x_BHWC: jax.Array, state: tuple[Statistics, ...]
+    ) -> tuple[jax.Array, tuple[Statistics, ...]]:
         """Logits by the batch's statistics, and the running statistics after it."""
         after = []
         for conv, running in zip(self.convs, state, strict=True):

@@ -1,8 +1,9 @@
-"""What layers do along channels: biases, scales, BatchNorm; in bfloat16 with gradients of their own.
+"""What layers do along channels: biases, scales, BatchNorm; in bfloat16 with gradients of their
+own.
 
-The gradient of a vector that meets every row of a batch is a sum over the rows. In bfloat16 it is taken here as a
-matrix product with ones, of what bfloat16 keeps of each number, added up in float32. Any other type has JAX's own
-derivative.
+The gradient of a vector that meets every row of a batch is a sum over the rows. In bfloat16 it is
+taken here as a matrix product with ones, of what bfloat16 keeps of each number, added up in
+float32. Any other type has JAX's own derivative.
 """
 
 from typing import Any, NamedTuple
@@ -20,15 +21,17 @@ def along_last(vector: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def column_sums(x: jax.Array) -> jax.Array:
-    """[..., D] → [D], the sums over all other axes in float32, of what bfloat16 keeps of each number."""
+    """[..., D] → [D], the sums over all other axes in float32, of what bfloat16 keeps of each
+    number."""
     flat = x.reshape(-1, x.shape[-1]).astype(jnp.bfloat16)
-    # One that comes from the data has the data's axes under `vmap`: a constant would have its product transpose them.
+    # One that comes from the data has the data's axes under `vmap`: a constant would have its
+    # product transpose them.
     one = jnp.where(flat[0, 0] > 0, 1.0, 1.0).astype(flat.dtype)
     ones = jnp.broadcast_to(one, (ROWS_OF_ONES, flat.shape[0]))
     return jnp.dot(ones, flat, preferred_element_type=jnp.float32)[0]
 
 
-# --- biases and scales ------------------------------------------------------------------------------------------------
+# --- biases and scales ----------------------------------------------------------------------------
 
 
 def plus_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
@@ -48,7 +51,8 @@ shifted.defvjp(
 
 
 def scaled_and_shifted(x: jax.Array, scale: jax.Array, shift: jax.Array, dtype: Any) -> jax.Array:
-    """x · scale + shift along the last axis of float32 numbers that were made of `dtype` and will be it again."""
+    """x · scale + shift along the last axis of float32 numbers that were made of `dtype` and will
+    be it again."""
     return (affine if dtype == jnp.bfloat16 else _affine)(x, scale, shift).astype(dtype)
 
 
@@ -58,14 +62,20 @@ def _affine(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 def _affine_backward(kept: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, scale, shift = kept
-    return g * along_last(scale, g), column_sums(g * x).astype(scale.dtype), column_sums(g).astype(shift.dtype)
+    return (
+        g * along_last(scale, g),
+        column_sums(g * x).astype(scale.dtype),
+        column_sums(g).astype(shift.dtype),
+    )
 
 
 affine = jax.custom_vjp(_affine)
-affine.defvjp(lambda x, scale, shift: (_affine(x, scale, shift), (x, scale, shift)), _affine_backward)
+affine.defvjp(
+    lambda x, scale, shift: (_affine(x, scale, shift), (x, scale, shift)), _affine_backward
+)
 
 
-# --- BatchNorm --------------------------------------------------------------------------------------------------------
+# --- BatchNorm ------------------------------------------------------------------------------------
 
 
 class Statistics(NamedTuple):
@@ -79,10 +89,14 @@ def normalise(y: jax.Array, by: Statistics, scale: jax.Array, shift: jax.Array) 
     """Each channel brought from that mean and variance to 0 and 1, scaled and shifted."""
     factor = scale * jax.lax.rsqrt(by.var + EPSILON)
     wide = y.astype(jnp.float32)
-    return ((wide - along_last(by.mean, y)) * along_last(factor, y) + along_last(shift, y)).astype(y.dtype)
+    return ((wide - along_last(by.mean, y)) * along_last(factor, y) + along_last(shift, y)).astype(
+        y.dtype
+    )
 
 
-def by_own_statistics(y: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple[jax.Array, Statistics]:
+def by_own_statistics(
+    y: jax.Array, scale: jax.Array, shift: jax.Array
+) -> tuple[jax.Array, Statistics]:
     """Normalised by the mean and variance of the batch, and these."""
     if y.dtype == jnp.bfloat16:
         return batch_normal(y, scale, shift)
@@ -94,8 +108,8 @@ def by_own_statistics(y: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple
 def _batch_normal(y: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple[jax.Array, Statistics]:
     """The same with sums as products, for bfloat16.
 
-    The statistics it gives are numbers to keep: no gradient comes from them. The backward pass takes two sums where a
-    derivative of the formulas would take five.
+    The statistics it gives are numbers to keep: no gradient comes from them. The backward pass
+    takes two sums where a derivative of the formulas would take five.
     """
     count = y.size // y.shape[-1]
     mean = column_sums(y) / count
@@ -104,7 +118,9 @@ def _batch_normal(y: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple[jax
 
 
 def _batch_normal_forward(y: jax.Array, scale: jax.Array, shift: jax.Array) -> tuple[Any, Any]:
-    out, by = _batch_normal(y, scale, shift)  # not `batch_normal`: whoever differentiates this again goes through `by`
+    out, by = _batch_normal(
+        y, scale, shift
+    )  # not `batch_normal`: whoever differentiates this again goes through `by`
     return (out, by), (y, by, scale, shift)
 
 

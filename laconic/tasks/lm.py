@@ -13,7 +13,15 @@ from laconic.errors import LaconicError, require_positive, unknown
 from laconic.tasks.base import Task
 from laconic.tasks.classifier import Compute, classifier_task
 from laconic.tasks.layers import LayerNorm, Linear, fan_in_normals
-from laconic.tasks.transformer import Attend, Block, block_shapes, blocks_of, causal, rotary, through_blocks
+from laconic.tasks.transformer import (
+    Attend,
+    Block,
+    block_shapes,
+    blocks_of,
+    causal,
+    rotary,
+    through_blocks,
+)
 
 POSITIONS: dict[str, Attend] = {"learned": causal, "rotary": rotary(causal)}
 
@@ -43,7 +51,8 @@ class Decoder(eqx.Module):
             raise unknown("kind of positions", positions, POSITIONS)
         if positions == "rotary" and hidden % (2 * heads):
             raise LaconicError(
-                f"rotary positions turn pairs, but hidden={hidden} by heads={heads} gives heads of an odd size; "
+                f"rotary positions turn pairs, but hidden={hidden} by heads={heads} gives heads of "
+                "an odd size; "
                 "make hidden a multiple of twice the heads."
             )
         inner = block_shapes(hidden, heads, layers)
@@ -69,18 +78,23 @@ class Decoder(eqx.Module):
 def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Rows of the table. The gradient is a product with one-hot vectors.
 
-    The derivative of indexing is a scatter, which is slow and whose order of summation is anybody's guess on a GPU.
+    The derivative of indexing is a scatter, which is slow and whose order of summation is anybody's
+    guess on a GPU.
     """
     return table_VD[tokens_BT]
 
 
-def _looked_up_backward(kept: tuple[jax.Array, jax.Array], g_BTD: jax.Array) -> tuple[jax.Array, None]:
+def _looked_up_backward(
+    kept: tuple[jax.Array, jax.Array], g_BTD: jax.Array
+) -> tuple[jax.Array, None]:
     table_VD, tokens_BT = kept
     one_hot_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=g_BTD.dtype)
     return jnp.einsum("btv,btd->vd", one_hot_BTV, g_BTD), None
 
 
-looked_up.defvjp(lambda table, tokens: (looked_up(table, tokens), (table, tokens)), _looked_up_backward)
+looked_up.defvjp(
+    lambda table, tokens: (looked_up(table, tokens), (table, tokens)), _looked_up_backward
+)
 
 
 def next_tokens(batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,8 @@ ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jax.nn.tanh, "gelu": jax.nn.gelu, "s
 
 
 class MLP(eqx.Module):
-    """Linear layers of the given sizes (inputs, hidden…, classes) and one of `ACTIVATIONS` between them."""
+    """Linear layers of the given sizes (inputs, hidden…, classes) and one of `ACTIVATIONS` between
+    them."""
 
     layers: tuple[Linear, ...]
     activation: str = eqx.field(static=True)

@@ -1,9 +1,10 @@
-"""Residual networks of bottleneck blocks (He et al., 2015): ResNet-50 is 3-4-6-3 blocks, ResNet-152 3-8-36-3.
+"""Residual networks of bottleneck blocks (He et al., 2015): ResNet-50 is 3-4-6-3 blocks, ResNet-152
+3-8-36-3.
 
-The stride of a stage is that of its first 3×3 convolution, as everyone has it today. Large images enter by a 7×7
-convolution and a pool that shrink them fourfold, images of up to 64×64 by a 3×3 convolution that does not, or if asked
-with a pool that halves them. The running statistics of every BatchNorm are the model state, which a round carries and
-averages.
+The stride of a stage is that of its first 3×3 convolution, as everyone has it today. Large images
+enter by a 7×7 convolution and a pool that shrink them fourfold, images of up to 64×64 by a 3×3
+convolution that does not, or if asked with a pool that halves them. The running statistics of every
+BatchNorm are the model state, which a round carries and averages.
 """
 
 import itertools
@@ -18,7 +19,14 @@ from laconic.data.splits import Dataset, image_shape
 from laconic.errors import LaconicError, require_positive, unknown
 from laconic.tasks.base import Task
 from laconic.tasks.classifier import Compute, stateful_classifier_task
-from laconic.tasks.layers import CONVOLUTIONS, ConvNorm, Linear, Statistics, fan_in_normals, max_pool
+from laconic.tasks.layers import (
+    CONVOLUTIONS,
+    ConvNorm,
+    Linear,
+    Statistics,
+    fan_in_normals,
+    max_pool,
+)
 from laconic.tasks.tower import through
 
 EXPANSION = 4  # a block gives four times the channels that it works in
@@ -47,7 +55,8 @@ def _infer(conv: ConvNorm, x: jax.Array, running: Statistics) -> tuple[jax.Array
 
 
 class Bottleneck(eqx.Module):
-    """ReLU(x + f(x)), f: 1×1 to fewer channels, 3×3, 1×1 to four times as many, each with BatchNorm.
+    """ReLU(x + f(x)), f: 1×1 to fewer channels, 3×3, 1×1 to four times as many, each with
+    BatchNorm.
 
     Where f changes the shape, a 1×1 convolution brings x to it; otherwise `shortcut` is None.
     """
@@ -60,7 +69,9 @@ class Bottleneck(eqx.Module):
         """The three convolutions, and the shortcut's where there is one."""
         return self.convs if self.shortcut is None else (*self.convs, self.shortcut)
 
-    def __call__(self, x: jax.Array, state: Sequence[Statistics], apply: Apply) -> tuple[jax.Array, tuple[Any, ...]]:
+    def __call__(
+        self, x: jax.Array, state: Sequence[Statistics], apply: Apply
+    ) -> tuple[jax.Array, tuple[Any, ...]]:
         """The block's output, and the statistics of `all` after it."""
         y, after = x, []
         for i, conv in enumerate(self.convs):
@@ -73,7 +84,8 @@ class Bottleneck(eqx.Module):
 
 
 class ResNet(eqx.Module):
-    """A stem, four stages (or as many as `blocks` has numbers) of doubling width and halving size, a linear head."""
+    """A stem, four stages (or as many as `blocks` has numbers) of doubling width and halving size,
+    a linear head."""
 
     stem: ConvNorm
     stages: tuple[tuple[Bottleneck, ...], ...]
@@ -81,13 +93,23 @@ class ResNet(eqx.Module):
     pooled: bool = eqx.field(static=True)
 
     def __init__(
-        self, key: jax.Array, inputs: int, classes: int, *, blocks: Sequence[int], width: int, stem: str, conv: str
+        self,
+        key: jax.Array,
+        inputs: int,
+        classes: int,
+        *,
+        blocks: Sequence[int],
+        width: int,
+        stem: str,
+        conv: str,
     ):
         require_positive(width=width)
         for kind, name, known in (("stem", stem, STEMS), ("convolution", conv, CONVOLUTIONS)):
             if name not in known:
                 raise unknown(kind, name, known)
-        weights = iter(fan_in_normals(key, *_shapes(inputs, classes, blocks, width, STEMS[stem].kernel)))
+        weights = iter(
+            fan_in_normals(key, *_shapes(inputs, classes, blocks, width, STEMS[stem].kernel))
+        )
 
         def layer(stride: int) -> ConvNorm:
             return ConvNorm(next(weights), stride, convolve=CONVOLUTIONS[conv])
@@ -102,7 +124,9 @@ class ResNet(eqx.Module):
 
     def begin(self) -> tuple[Any, ...]:
         """Statistics before the first batch: the stem's, then those of each stage's blocks."""
-        blocks = tuple(tuple(tuple(conv.begin() for conv in b.all) for b in stage) for stage in self.stages)
+        blocks = tuple(
+            tuple(tuple(conv.begin() for conv in b.all) for b in stage) for stage in self.stages
+        )
         return self.stem.begin(), blocks
 
     def train(self, x_BHWC: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -129,11 +153,16 @@ class ResNet(eqx.Module):
         return self.head(pooled), (stem, tuple(after))
 
 
-def _shapes(inputs: int, classes: int, blocks: Sequence[int], width: int, kernel: int) -> Iterator[tuple[int, ...]]:
-    """The shapes of all kernels in the order in which they are used, a shortcut's after its block's."""
+def _shapes(
+    inputs: int, classes: int, blocks: Sequence[int], width: int, kernel: int
+) -> Iterator[tuple[int, ...]]:
+    """The shapes of all kernels in the order in which they are used, a shortcut's after its
+    block's."""
     yield kernel, kernel, inputs, width
     channels = width
-    for stage, index in itertools.chain(*([(s, i) for i in range(n)] for s, n in enumerate(blocks))):
+    for stage, index in itertools.chain(
+        *([(s, i) for i in range(n)] for s, n in enumerate(blocks))
+    ):
         inner = width * 2**stage
         yield 1, 1, channels, inner
         yield 3, 3, inner, inner
@@ -162,12 +191,15 @@ def resnet_task(
     conv: str = "product",
     compute: Compute = None,
 ) -> Task:
-    """Classification of images of any size and number of classes; the stem is chosen by the size unless it is given."""
+    """Classification of images of any size and number of classes; the stem is chosen by the size
+    unless it is given."""
     *sides, inputs = image_shape(dataset)
     stem = stem or ("small" if max(sides) <= SMALL_SIDE else "large")
 
     def build(key: jax.Array) -> tuple[ResNet, Any]:
-        model = ResNet(key, inputs, dataset.classes, blocks=blocks, width=width, stem=stem, conv=conv)
+        model = ResNet(
+            key, inputs, dataset.classes, blocks=blocks, width=width, stem=stem, conv=conv
+        )
         return model, model.begin()
 
     return stateful_classifier_task(name, build, dataset, compute=compute)

@@ -1,10 +1,13 @@
-"""Attention over few positions in one kernel for NVIDIA GPUs, forward and backward; nothing but its result is written.
+"""Attention over few positions in one kernel for NVIDIA GPUs, forward and backward; nothing but its
+result is written.
 
-A model with sixteen patches or tokens has thousands of products of 16 × 16, one for each example and head. As batched
-matrix products each wants a pass over memory of its own and fills a sixteenth of the tile that it is computed in. Here
-a program has one head of one example: queries, keys, values and scores all stay in its registers.
+A model with sixteen patches or tokens has thousands of products of 16 × 16, one for each example
+and head. As batched matrix products each wants a pass over memory of its own and fills a sixteenth
+of the tile that it is computed in. Here a program has one head of one example: queries, keys,
+values and scores all stay in its registers.
 
-Letters: B batch, T positions, D hidden size, N heads, E head size, P positions rounded up to a power of two.
+Letters: B batch, T positions, D hidden size, N heads, E head size, P positions rounded up to a
+power of two.
 """
 
 import math
@@ -21,17 +24,22 @@ from laconic.units import has_units
 
 LONGEST, WIDEST = 32, 64  # positions and head size that one warp keeps in its registers
 NARROWEST = 16  # a side of what matrix units multiply
-WARPS = 1  # of an H200: with two or four, both passes together took longer at T = 17, E = 64 and no less at T = E = 16
+# of an H200: with two or four, both passes together took longer at T = 17, E = 64 and no less at T
+# = E = 16
+WARPS = 1
 
 
 def has_kernel(T: int, E: int, dtype: Any) -> bool:
-    """Whether there is a GPU for it and it is made for these: half precision, few positions, a power of two as E."""
+    """Whether there is a GPU for it and it is made for these: half precision, few positions, a
+    power of two as E."""
     if jax.default_backend() != "gpu" or not has_units():
         return False
     return dtype == jnp.bfloat16 and T <= LONGEST and NARROWEST <= E <= WIDEST and E & (E - 1) == 0
 
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # q, k, v [B, T, N, E] → [B, T, N, E]
+Attend = Callable[
+    [jax.Array, jax.Array, jax.Array], jax.Array
+]  # q, k, v [B, T, N, E] → [B, T, N, E]
 
 
 def over_heads(attend: Attend, heads: int, qkv: jax.Array) -> jax.Array:
@@ -42,11 +50,13 @@ def over_heads(attend: Attend, heads: int, qkv: jax.Array) -> jax.Array:
 
 
 @cache
-def short_attention(formula: Attend, heads: int, causal: bool, interpret: bool = False) -> Callable[..., jax.Array]:
+def short_attention(
+    formula: Attend, heads: int, causal: bool, interpret: bool = False
+) -> Callable[..., jax.Array]:
     """`over_heads` with every position seeing all, or those up to it, in the kernel.
 
-    `formula` says the same in JAX. Whoever differentiates the gradient again, as meta-training by backpropagation does,
-    differentiates that.
+    `formula` says the same in JAX. Whoever differentiates the gradient again, as meta-training by
+    backpropagation does, differentiates that.
     """
     plain = partial(over_heads, formula, heads)
 
@@ -61,11 +71,14 @@ def short_attention(formula: Attend, heads: int, causal: bool, interpret: bool =
 
     @jax.custom_vjp
     def slope(qkv: jax.Array, g_BTD: jax.Array) -> jax.Array:
-        return call(_backward, "attention_gradient", jax.eval_shape(plain_slope, qkv, g_BTD), qkv, g_BTD)
+        return call(
+            _backward, "attention_gradient", jax.eval_shape(plain_slope, qkv, g_BTD), qkv, g_BTD
+        )
 
     attend.defvjp(lambda qkv: (attend(qkv), qkv), lambda qkv, g_BTD: (slope(qkv, g_BTD),))
     slope.defvjp(
-        lambda qkv, g_BTD: (slope(qkv, g_BTD), (qkv, g_BTD)), lambda kept, h: jax.vjp(plain_slope, *kept)[1](h)
+        lambda qkv, g_BTD: (slope(qkv, g_BTD), (qkv, g_BTD)),
+        lambda kept, h: jax.vjp(plain_slope, *kept)[1](h),
     )
     return attend
 

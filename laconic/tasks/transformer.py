@@ -1,4 +1,5 @@
-"""A transformer's block and its attention: everywhere or only back in time, with or without rotary positions.
+"""A transformer's block and its attention: everywhere or only back in time, with or without rotary
+positions.
 
 Letters: B batch, T S time, D hidden size, N heads, E head size.
 """
@@ -31,7 +32,8 @@ def causal(q_BTNE: jax.Array, k_BSNE: jax.Array, v_BSNE: jax.Array) -> jax.Array
 
 
 def rotary(attend: Attend) -> Attend:
-    """The same with queries and keys turned by their positions: scores depend on distances only (Su et al., 2021)."""
+    """The same with queries and keys turned by their positions: scores depend on distances only (Su
+    et al., 2021)."""
     return lambda q_BTNE, k_BSNE, v_BSNE: attend(turned(q_BTNE), turned(k_BSNE), v_BSNE)
 
 
@@ -77,7 +79,9 @@ class Block(eqx.Module):
 
     def _attend(self, qkv: jax.Array, attend: Attend) -> jax.Array:
         _, T, threefold = qkv.shape
-        if attend in (everywhere, causal) and has_kernel(T, threefold // 3 // self.heads, qkv.dtype):
+        if attend in (everywhere, causal) and has_kernel(
+            T, threefold // 3 // self.heads, qkv.dtype
+        ):
             return short_attention(attend, self.heads, attend is causal)(qkv)
         return over_heads(attend, self.heads, qkv)
 
@@ -86,8 +90,15 @@ def block_shapes(hidden: int, heads: int, layers: int) -> list[tuple[int, int]]:
     """The shapes of the four weights of each of so many blocks, one after the other."""
     require_positive(hidden=hidden, heads=heads, layers=layers)
     if hidden % heads:
-        raise LaconicError(f"hidden={hidden} cannot be shared evenly by heads={heads}; make it a multiple.")
-    return [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)] * layers
+        raise LaconicError(
+            f"hidden={hidden} cannot be shared evenly by heads={heads}; make it a multiple."
+        )
+    return [
+        (hidden, 3 * hidden),
+        (hidden, hidden),
+        (hidden, 4 * hidden),
+        (4 * hidden, hidden),
+    ] * layers
 
 
 def blocks_of(weights: Sequence[jax.Array], heads: int) -> tuple[Block, ...]:
@@ -98,8 +109,8 @@ def blocks_of(weights: Sequence[jax.Array], heads: int) -> tuple[Block, ...]:
 def through_blocks(blocks: Sequence[Block], x_BTD: jax.Array, attend: Attend) -> jax.Array:
     """All blocks in turn.
 
-    Of each only what its matrix products give is kept for the backward pass: all else is cheaper to compute again than
-    to write out and read back.
+    Of each only what its matrix products give is kept for the backward pass: all else is cheaper to
+    compute again than to write out and read back.
     """
     lean = jax.checkpoint(
         lambda block, x, state: (block(x, attend), state),

@@ -1,7 +1,8 @@
-"""A vision transformer (Dosovitskiy et al., 2020): patches, a class token, learned positions, pre-LayerNorm blocks.
+"""A vision transformer (Dosovitskiy et al., 2020): patches, a class token, learned positions,
+pre-LayerNorm blocks.
 
-Of DeiT-tiny's size: hidden 192, 3 heads, 12 layers. Of ViT-B's: hidden 768, 12 heads, 12 layers. No dropout, no
-distillation token. Letters: B batch, T patches, D hidden size, P side of a patch.
+Of DeiT-tiny's size: hidden 192, 3 heads, 12 layers. Of ViT-B's: hidden 768, 12 heads, 12 layers. No
+dropout, no distillation token. Letters: B batch, T patches, D hidden size, P side of a patch.
 """
 
 import equinox as eqx
@@ -41,10 +42,15 @@ class ViT(eqx.Module):
         require_positive(patch=patch)
         height, width, channels = shape
         if height % patch or width % patch:
-            raise LaconicError(f"patches of {patch} do not tile images of {height}×{width}; choose a divisor of both.")
+            raise LaconicError(
+                f"patches of {patch} do not tile images of {height}×{width}; choose a divisor of "
+                "both."
+            )
         tokens = 1 + (height // patch) * (width // patch)
         outer = [(patch * patch * channels, hidden), (tokens, hidden), (hidden, classes)]
-        embed, self.positions, head, *inner = fan_in_normals(key, *outer, *block_shapes(hidden, heads, layers))
+        embed, self.positions, head, *inner = fan_in_normals(
+            key, *outer, *block_shapes(hidden, heads, layers)
+        )
         self.embed, self.head = Linear(embed), Linear(head)
         self.token = jnp.zeros(hidden)
         self.blocks = blocks_of(inner, heads)
@@ -81,6 +87,8 @@ def vit_task(
     shape = image_shape(dataset)
 
     def build(key: jax.Array) -> ViT:
-        return ViT(key, shape, dataset.classes, patch=patch, hidden=hidden, heads=heads, layers=layers)
+        return ViT(
+            key, shape, dataset.classes, patch=patch, hidden=hidden, heads=heads, layers=layers
+        )
 
     return classifier_task(name, build, dataset, compute=compute)

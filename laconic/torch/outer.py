@@ -1,6 +1,7 @@
 """`LearnedOuter`: a published LOpt-A or LAgg-A as a `torch.optim.Optimizer`.
 
-Set `.grad` to the mean over workers of Δ = W_before − W_after, the parameters being back at W_before, and `.step()`.
+Set `.grad` to the mean over workers of Δ = W_before − W_after, the parameters being back at
+W_before, and `.step()`.
 """
 # pyright: reportAttributeAccessIssue=false
 # Where PyTorch is not installed, pyright takes this folder for it.
@@ -14,7 +15,16 @@ import torch
 
 from laconic.architecture import LAYOUTS, matrices_among
 from laconic.errors import LaconicError, unknown
-from laconic.torch.features import Ada, Axes, Fields, accumulate, axes_of, fields_of, inputs_first, shapes_of
+from laconic.torch.features import (
+    Ada,
+    Axes,
+    Fields,
+    accumulate,
+    axes_of,
+    fields_of,
+    inputs_first,
+    shapes_of,
+)
 from laconic.torch.step import Phi
 from laconic.zoo import file, shelf
 
@@ -38,12 +48,13 @@ class LearnedOuter(torch.optim.Optimizer):
     lr:           multiplies the whole step, decay included; a scheduler may turn it
     weight_decay: the share of each parameter that a round subtracts, decoupled
     layout:       "torch" for weights as torch.nn keeps them, [out, in] and [out, in, …], or "as-is" for [in, out]; it
-                  decides between equally long axes and which are inputs, and every parameter group may have its own
-    on_nonfinite: at NaN, infinity or numbers whose squares overflow, "raise" an error or "skip" the round, which then
-                  changes nothing
+                  decides between equally long axes and which are inputs, and every parameter group
+                  may have its own on_nonfinite: at NaN, infinity or numbers whose squares overflow,
+                  "raise" an error or "skip" the round, which then changes nothing
     tile:         how many parameters to work on at a time (None: what suits the device)
 
-    Accumulators are float32 whatever the parameters are. `card` says what the optimizer was trained for.
+    Accumulators are float32 whatever the parameters are. `card` says what the optimizer was trained
+    for.
     """
 
     def __init__(
@@ -67,7 +78,8 @@ class LearnedOuter(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "layout": layout})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with options of their own if given; refuse what the step is not defined for."""
+        """Add parameters, with options of their own if given; refuse what the step is not defined
+        for."""
         super().add_param_group(param_group)
         try:
             _check(self.param_groups[-1])
@@ -83,10 +95,11 @@ class LearnedOuter(torch.optim.Optimizer):
         worker_deltas: Sequence[torch.Tensor | None] | None = None,
         weights: Sequence[float] | torch.Tensor | None = None,
     ) -> Any:
-        """Take the outer step; parameters without a gradient are left alone, their rounds not counted.
+        """Take the outer step; parameters without a gradient are left alone, their rounds not
+        counted.
 
-        `worker_deltas` is for LAgg-A: every worker's Δ for each parameter in order, [K, …]. Workers of `weights` 0 are
-        absent, and the mean stands in for them.
+        `worker_deltas` is for LAgg-A: every worker's Δ for each parameter in order, [K, …]. Workers
+        of `weights` 0 are absent, and the mean stands in for them.
         """
         loss = None
         if closure is not None:
@@ -95,22 +108,28 @@ class LearnedOuter(torch.optim.Optimizer):
         due = self._due(worker_deltas, weights)
         if self._sound(due):
             rates = self._phi.rates() if self._phi.architecture.accumulates else []
-            matrices = matrices_among(p.shape for p in self._params())  # with those that have no gradient this time
+            matrices = matrices_among(
+                p.shape for p in self._params()
+            )  # with those that have no gradient this time
             for one in due:
-                # Under somebody's autocast the MLP's matrices would be multiplied in half precision.
+                # Under somebody's autocast the MLP's matrices would be multiplied in half
+                # precision.
                 with torch.autocast(one.param.device.type, enabled=False):
                     self._step_one(one, rates, matrices)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over another's state to the last bit: float32 stays float32, whatever the parameters are."""
+        """Take over another's state to the last bit: float32 stays float32, whatever the parameters
+        are."""
         seen: dict[str, Any] = {}
 
         def look(_: Any, given: dict[str, Any]) -> None:
             seen.update(given)
             self._check_state(given)
 
-        hook = self.register_load_state_dict_pre_hook(look)  # the last of them, so it sees what is really loaded
+        hook = self.register_load_state_dict_pre_hook(
+            look
+        )  # the last of them, so it sees what is really loaded
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -118,12 +137,17 @@ class LearnedOuter(torch.optim.Optimizer):
         names = [i for group in seen["param_groups"] for i in group["params"]]
         for i, p in zip(names, self._params(), strict=True):
             for key, value in seen["state"].get(i, {}).items():
-                is_tensor = isinstance(value, torch.Tensor)  # torch has cast it to the parameter's dtype by now
+                is_tensor = isinstance(
+                    value, torch.Tensor
+                )  # torch has cast it to the parameter's dtype by now
                 self.state[p][key] = value.detach().to(p.device, copy=True) if is_tensor else value
 
     def __getstate__(self) -> dict[str, Any]:
         ours = {"card": self.card, "_phi": self._phi, "_on_nonfinite": self._on_nonfinite}
-        return {**super().__getstate__(), **ours}  # torch's own keeps only what its optimizers have, and copies use it
+        return {
+            **super().__getstate__(),
+            **ours,
+        }  # torch's own keeps only what its optimizers have, and copies use it
 
     def _params(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -134,16 +158,25 @@ class LearnedOuter(torch.optim.Optimizer):
         if not architecture.gathers:
             worker_deltas = [None] * count
         elif worker_deltas is None:
-            raise LaconicError(f"{self.card.name} looks at every worker's delta: call step(worker_deltas=[…]).")
+            raise LaconicError(
+                f"{self.card.name} looks at every worker's delta: call step(worker_deltas=[…])."
+            )
         elif len(worker_deltas) != count:
-            raise LaconicError(f"worker_deltas has {len(worker_deltas)} entries, and there are {count} parameters.")
+            raise LaconicError(
+                f"worker_deltas has {len(worker_deltas)} entries, and there are {count} parameters."
+            )
         due = []
-        for i, (group, j) in enumerate((g, j) for g in self.param_groups for j in range(len(g["params"]))):
+        for i, (group, j) in enumerate(
+            (g, j) for g in self.param_groups for j in range(len(g["params"]))
+        ):
             p, name = group["params"][j], group.get("param_names", {j: f"parameter {i}"})[j]
             if p.grad is None:
                 continue
             if p.grad.layout != torch.strided:
-                raise LaconicError(f"the gradient of {name} is sparse, and a learned step needs all of it: densify it.")
+                raise LaconicError(
+                    f"the gradient of {name} is sparse, and a learned step needs all of it: "
+                    "densify it."
+                )
             mean = p.grad.float()
             deltas = mean[None]
             if architecture.gathers:
@@ -153,17 +186,29 @@ class LearnedOuter(torch.optim.Optimizer):
         return due
 
     def _sound(self, due: list[_Due]) -> bool:
-        """Whether all is finite, and small enough for squares; one look at the device for all tensors."""
-        tensors = [(one.name, x) for one in due for x in (one.mean, one.deltas)[: 1 + self._phi.architecture.gathers]]
+        """Whether all is finite, and small enough for squares; one look at the device for all
+        tensors."""
+        tensors = [
+            (one.name, x)
+            for one in due
+            for x in (one.mean, one.deltas)[: 1 + self._phi.architecture.gathers]
+        ]
         if not tensors:
             return True
         home = tensors[0][1].device
-        finite = torch.stack([torch.linalg.vector_norm(x).to(home) for _, x in tensors]).isfinite().tolist()
+        finite = (
+            torch.stack([torch.linalg.vector_norm(x).to(home) for _, x in tensors])
+            .isfinite()
+            .tolist()
+        )
         if all(finite) or self._on_nonfinite == "skip":
             return all(finite)
-        names = list(dict.fromkeys(name for (name, _), good in zip(tensors, finite, strict=True) if not good))
+        names = list(
+            dict.fromkeys(name for (name, _), good in zip(tensors, finite, strict=True) if not good)
+        )
         raise LaconicError(
-            f"the gradient of {', '.join(names[:3])} holds NaN, infinity or numbers too large to square: some worker "
+            f"the gradient of {', '.join(names[:3])} holds NaN, infinity or numbers too large to "
+            "square: some worker "
             'diverged. Leave it out of the mean, or pass on_nonfinite="skip" to let such rounds change nothing.'
         )
 
@@ -180,7 +225,9 @@ class LearnedOuter(torch.optim.Optimizer):
         else:
             fields = Fields(one.deltas, value[None])
         change = self._phi.step(fields, p.shape, state["round"])
-        change.mul_(self._phi.architecture.share(inputs_first(p.shape, one.group["layout"]), matrices))
+        change.mul_(
+            self._phi.architecture.share(inputs_first(p.shape, one.group["layout"]), matrices)
+        )
         state["round"] += 1
         if one.group["weight_decay"]:
             change.add_(value, alpha=one.group["weight_decay"])
@@ -188,21 +235,35 @@ class LearnedOuter(torch.optim.Optimizer):
 
     def _zeros(self, p: torch.Tensor, axes: Axes) -> dict[str, torch.Tensor]:
         shapes = self._shapes(p, axes)
-        return {key: torch.zeros(shape, dtype=torch.float32, device=p.device) for key, shape in shapes.items()}
+        return {
+            key: torch.zeros(shape, dtype=torch.float32, device=p.device)
+            for key, shape in shapes.items()
+        }
 
     def _shapes(self, p: torch.Tensor, axes: Axes) -> dict[str, tuple[int, ...]]:
         return shapes_of(p.shape, axes) if self._phi.architecture.accumulates else {}
 
     def _check_state(self, given: dict[str, Any]) -> None:
-        """Refuse accumulators of other shapes before anything is taken over; torch itself refuses other groups."""
-        layouts = [(i, group.get("layout", "torch")) for group in given["param_groups"] for i in group["params"]]
+        """Refuse accumulators of other shapes before anything is taken over; torch itself refuses
+        other groups."""
+        layouts = [
+            (i, group.get("layout", "torch"))
+            for group in given["param_groups"]
+            for i in group["params"]
+        ]
         for (i, layout), p in zip(layouts, self._params(), strict=False):
-            found = {k: tuple(x.shape) for k, x in given["state"].get(i, {}).items() if isinstance(x, torch.Tensor)}
+            found = {
+                k: tuple(x.shape)
+                for k, x in given["state"].get(i, {}).items()
+                if isinstance(x, torch.Tensor)
+            }
             shapes = self._shapes(p, axes_of(p.shape, layout))
             if i in given["state"] and found != shapes:
                 raise LaconicError(
-                    f"the state of parameter {i} has {found}, and a parameter of shape {tuple(p.shape)} under "
-                    f"{self.card.name} needs {shapes}: it was saved by another optimizer or for another model."
+                    f"the state of parameter {i} has {found}, and a parameter of shape "
+                    f"{tuple(p.shape)} under "
+                    f"{self.card.name} needs {shapes}: it was saved by another optimizer or for "
+                    "another model."
                 )
 
 
@@ -215,19 +276,27 @@ def _check(group: dict[str, Any]) -> None:
     wrong = sorted({str(p.dtype) for p in group["params"] if p.dtype not in DTYPES})
     if wrong:
         raise LaconicError(
-            f"a learned step is for real floating-point parameters, and some are {', '.join(wrong)}: leave them out."
+            "a learned step is for real floating-point parameters, and some are "
+            f"{', '.join(wrong)}: leave them out."
         )
 
 
 def _gathered(name: str, p: torch.Tensor, deltas: Any, K: int) -> torch.Tensor:
     """One parameter's worker deltas, once they are known to be [K, *s]."""
     if deltas is None:
-        raise LaconicError(f"{name} has a gradient and its entry of worker_deltas is None: give [K, …] for it.")
+        raise LaconicError(
+            f"{name} has a gradient and its entry of worker_deltas is None: give [K, …] for it."
+        )
     shape = tuple(deltas.shape)
     if deltas.ndim == p.ndim + 1 and shape[1:] == tuple(p.shape) and shape[0] != K:
-        raise LaconicError(f"this optimizer was made for K = {K} workers, and worker_deltas of {name} hold {shape[0]}.")
+        raise LaconicError(
+            f"this optimizer was made for K = {K} workers, and worker_deltas of {name} hold "
+            f"{shape[0]}."
+        )
     if shape != (K, *p.shape):
-        raise LaconicError(f"worker_deltas of {name} must be [K, …] = {(K, *p.shape)}, got {shape}.")
+        raise LaconicError(
+            f"worker_deltas of {name} must be [K, …] = {(K, *p.shape)}, got {shape}."
+        )
     return deltas.to(p.device)
 
 
@@ -235,5 +304,7 @@ def _present(deltas: torch.Tensor, mean: torch.Tensor, weights: Any) -> torch.Te
     """The deltas, the mean standing in for absent workers."""
     here = torch.as_tensor(weights, device=deltas.device) > 0
     if here.shape != deltas.shape[:1]:
-        raise LaconicError(f"weights must be one number a worker, {len(deltas)} in all, got {tuple(here.shape)}.")
+        raise LaconicError(
+            f"weights must be one number a worker, {len(deltas)} in all, got {tuple(here.shape)}."
+        )
     return torch.where(here.reshape(-1, *[1] * mean.ndim), deltas, mean[None])

@@ -1,8 +1,9 @@
-"""The learned step of one tensor: p ← p − λ₁·d·exp(λ₂·m), (d, m) = MLP_φ(features), a tile at a time.
+"""The learned step of one tensor: p ← p − λ₁·d·exp(λ₂·m), (d, m) = MLP_φ(features), a tile at a
+time.
 
-As in `laconic/outer/learned.py` the features' normalisers are folded into the first layer's weights and the time
-features into its bias, and two passes go over a tensor of more than one tile: second moments first, then the MLP. The
-[39, n] matrix exists for a tile only.
+As in `laconic/outer/learned.py` the features' normalisers are folded into the first layer's weights
+and the time features into its bias, and two passes go over a tensor of more than one tile: second
+moments first, then the MLP. The [39, n] matrix exists for a tile only.
 """
 # pyright: reportAttributeAccessIssue=false
 # Where PyTorch is not installed, pyright takes this folder for it.
@@ -18,14 +19,18 @@ from laconic.architecture import DECAYS, LAMBDA, TIME_SHIFT, TIMESCALES, Archite
 from laconic.torch.features import Fields, cut, write
 
 CPU = torch.device("cpu")
-CPU_TILE = 1 << 16  # smaller ones are a little faster on one core, and much slower on several busy ones
+CPU_TILE = (
+    1 << 16
+)  # smaller ones are a little faster on one core, and much slower on several busy ones
 ACCELERATOR_TILE = 1 << 20  # as much at once as keeps them under half a gigabyte
 
 
 class Phi:
     """The weights φ of an architecture, on whatever devices it has been asked to take a step on."""
 
-    def __init__(self, architecture: Architecture, theta: Mapping[str, np.ndarray], tile: int | None) -> None:
+    def __init__(
+        self, architecture: Architecture, theta: Mapping[str, np.ndarray], tile: int | None
+    ) -> None:
         self.architecture = architecture
         self.count = architecture.inputs - len(TIMESCALES)  # the features that are normalised
         self._tile = tile
@@ -70,20 +75,30 @@ class Phi:
         write(cut(fields, at), x.view(self.count, *size))
         return x.view(self.count, -1)
 
-    def _layers(self, moments: torch.Tensor, round_t: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Weights [N, F] and biases [N, 1] of the three layers, with normalisers and time features folded in."""
+    def _layers(
+        self, moments: torch.Tensor, round_t: int
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weights [N, F] and biases [N, 1] of the three layers, with normalisers and time features
+        folded in."""
         theta = self._on(moments.device)
         scales = torch.rsqrt(1e-5 + moments)
         shift = TIME_SHIFT[self.architecture.time]
-        time = torch.tanh(_float32([np.float32(round_t) / np.float32(x) - np.float32(shift) for x in TIMESCALES]))
+        time = torch.tanh(
+            _float32([np.float32(round_t) / np.float32(x) - np.float32(shift) for x in TIMESCALES])
+        )
         weights = [scales[:, None] * theta["w0"][: self.count], theta["w1"], theta["w2"]]
-        biases = [theta["b0"] + time.to(moments.device) @ theta["w0"][self.count :], theta["b1"], theta["b2"]]
+        biases = [
+            theta["b0"] + time.to(moments.device) @ theta["w0"][self.count :],
+            theta["b1"],
+            theta["b2"],
+        ]
         return [(w.T, b[:, None]) for w, b in zip(weights, biases, strict=True)]
 
     def _mlp(
         self, layers: list[tuple[torch.Tensor, torch.Tensor]], buffers: list[torch.Tensor], n: int
     ) -> torch.Tensor:
-        """[n] steps of the tile whose features stand in the first buffer; the hidden layers use both in turn."""
+        """[n] steps of the tile whose features stand in the first buffer; the hidden layers use
+        both in turn."""
         h = buffers[0][: self.count * n].view(-1, n)
         for i, (w_NF, bias) in enumerate(layers):
             into = buffers[1 - i % 2][: len(w_NF) * n].view(-1, n)
@@ -97,14 +112,17 @@ class Phi:
 
 
 def tiles(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
-    """Slices that cover the shape, of at most `most` entries each: as many whole rows as fit, or parts of one."""
+    """Slices that cover the shape, of at most `most` entries each: as many whole rows as fit, or
+    parts of one."""
     if not shape:
         yield ()
         return
     row, everything = math.prod(shape[1:]), tuple(slice(0, n) for n in shape[1:])
     if row <= most:
         rows = max(1, most // max(1, row))
-        yield from ((slice(i, min(i + rows, shape[0])), *everything) for i in range(0, shape[0], rows))
+        yield from (
+            (slice(i, min(i + rows, shape[0])), *everything) for i in range(0, shape[0], rows)
+        )
         return
     for i in range(shape[0]):
         yield from ((slice(i, i + 1), *rest) for rest in tiles(shape[1:], most))

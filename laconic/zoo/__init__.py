@@ -1,6 +1,7 @@
 """Published learned optimizers: one safetensors file each, weights and card together.
 
-Cards and files need no JAX; it is imported when `load`, `publish` or `Published` is first asked for.
+Cards and files need no JAX; it is imported when `load`, `publish` or `Published` is first asked
+for.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,17 @@ from laconic.zoo.shelf import cards, export, faults, published
 if TYPE_CHECKING:
     from laconic.zoo.optimizer import Published, load, publish
 
-__all__ = ["Card", "Published", "cards", "export", "faults", "load", "publish", "published", "to_markdown"]
+__all__ = [
+    "Card",
+    "Published",
+    "cards",
+    "export",
+    "faults",
+    "load",
+    "publish",
+    "published",
+    "to_markdown",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""A card: what a published optimizer is, how it was meta-trained, what it reaches and where it fails."""
+"""A card: what a published optimizer is, how it was meta-trained, what it reaches and where it
+fails."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +15,12 @@ from laconic.zoo.schema import AMOUNT, NUMBER, SHARE, TEXT, Rule, Schema, fault,
 
 
 def _is_horizon(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(whole(1).holds, value)) and value[0] <= value[1]
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(map(whole(1).holds, value))
+        and value[0] <= value[1]
+    )
 
 
 def _is_record(value: Any) -> bool:
@@ -33,10 +39,14 @@ def _is_date(value: Any) -> bool:
 
 
 def _is_versions(value: Any) -> bool:
-    return isinstance(value, dict) and all(TEXT.holds(k) and nullable(TEXT).holds(v) for k, v in value.items())
+    return isinstance(value, dict) and all(
+        TEXT.holds(k) and nullable(TEXT).holds(v) for k, v in value.items()
+    )
 
 
-ARCHITECTURE = Rule(f"one of {', '.join(ARCHITECTURES)}", lambda x: isinstance(x, str) and x in ARCHITECTURES)
+ARCHITECTURE = Rule(
+    f"one of {', '.join(ARCHITECTURES)}", lambda x: isinstance(x, str) and x in ARCHITECTURES
+)
 NAME = Rule(  # it becomes file names, so it must be no path, and no name that looks like a file
     "a name of lower-case letters, digits, - and _, at most 64",
     lambda x: isinstance(x, str) and re.fullmatch("[a-z0-9][a-z0-9_-]{0,63}", x) is not None,
@@ -89,11 +99,13 @@ CARD: dict[str, Schema] = {
 
 @dataclass(frozen=True)
 class Card:
-    """Everything known about a published optimizer, as JSON can hold it; a wrong value is refused at once.
+    """Everything known about a published optimizer, as JSON can hold it; a wrong value is refused
+    at once.
 
     workers:    K, for lagg-a and lagg only
     local:      the fields of the recommended `LocalOptimizer`
-    trained_on: {task, workers, local_steps, batch, compress, dropout} for each task of meta-training
+    trained_on: {task, workers, local_steps, batch, compress, dropout} for each task of
+    meta-training
     horizon:    [min, max] rounds of an unroll in meta-training
     seconds:    wall time of meta-training
     results:    {task, setting, metric, value, record}: value is null if the metric was never reached, record a path
@@ -151,8 +163,16 @@ def from_json(data: Any, source: str) -> Card:
 def to_markdown(card: Card) -> str:
     """The card as a page: how to use it, how it was trained, what it reaches, its limits."""
     facts = [
-        ("architecture", card.architecture if card.workers is None else f"{card.architecture}, K = {card.workers}"),
-        ("recommended local optimizer", ", ".join(f"{key} {value}" for key, value in card.local.items())),
+        (
+            "architecture",
+            card.architecture
+            if card.workers is None
+            else f"{card.architecture}, K = {card.workers}",
+        ),
+        (
+            "recommended local optimizer",
+            ", ".join(f"{key} {value}" for key, value in card.local.items()),
+        ),
         ("estimator", card.estimator),
         ("outer steps", card.outer_steps),
         ("antithetic pairs", card.pairs),
@@ -162,13 +182,27 @@ def to_markdown(card: Card) -> str:
         ("wall time (s)", card.seconds),
         ("device", card.device),
         ("commit", card.commit),
-        ("versions", ", ".join(f"{key} {value or 'unknown'}" for key, value in card.versions.items())),
+        (
+            "versions",
+            ", ".join(f"{key} {value or 'unknown'}" for key, value in card.versions.items()),
+        ),
         ("license", card.license),
         ("created", card.created),
     ]
-    parts = [f"# {card.name}", _prose(card.summary), _usage(card), "## Training", _table(("what", "value"), facts)]
-    parts += [_table(TRAINED_ON, [tuple(row[key] for key in TRAINED_ON) for row in card.trained_on])]
-    parts += ["## Results", _table(RESULT, [tuple(row[key] for key in RESULT) for row in card.results])]
+    parts = [
+        f"# {card.name}",
+        _prose(card.summary),
+        _usage(card),
+        "## Training",
+        _table(("what", "value"), facts),
+    ]
+    parts += [
+        _table(TRAINED_ON, [tuple(row[key] for key in TRAINED_ON) for row in card.trained_on])
+    ]
+    parts += [
+        "## Results",
+        _table(RESULT, [tuple(row[key] for key in RESULT) for row in card.results]),
+    ]
     parts += ["## Limits", "\n".join(f"- {_prose(limit)}" for limit in card.limits)]
     return "\n\n".join(parts) + "\n"
 
@@ -178,7 +212,8 @@ def _usage(card: Card) -> str:
     lines = [
         "import laconic",
         f'published = laconic.load("{card.name}")',
-        f"tx = published.optax()  # tx.update(mean_delta, state, params{more}), as any optax optimizer",
+        f"tx = published.optax()  # tx.update(mean_delta, state, params{more}), as any optax "
+        "optimizer",
     ]
     return "\n".join(["```python", *lines, "```"])
 
@@ -186,7 +221,9 @@ def _usage(card: Card) -> str:
 def _table(headers: Iterable[str], rows: list[tuple]) -> str:
     names = tuple(headers)
     lines = [names, ("---",) * len(names), *rows]
-    return "\n".join(f"| {' | '.join('–' if x is None else _prose(str(x)) for x in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join('–' if x is None else _prose(str(x)) for x in line)} |" for line in lines
+    )
 
 
 def _prose(text: str) -> str:

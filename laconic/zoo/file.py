@@ -1,8 +1,8 @@
 """The file of a published optimizer: φ, the architecture it belongs to and a card, sealed together.
 
-The meta of the sealed file is {format, version, learned, card}. A file from someone else is read safely or refused with
-a reason: every claim of its header is checked before anything is made from it. Nothing here needs JAX, so that every
-adapter reads by these same checks.
+The meta of the sealed file is {format, version, learned, card}. A file from someone else is read
+safely or refused with a reason: every claim of its header is checked before anything is made from
+it. Nothing here needs JAX, so that every adapter reads by these same checks.
 """
 
 import contextlib
@@ -22,7 +22,9 @@ from laconic.zoo.card import ARCHITECTURE, Card, from_json, to_json
 from laconic.zoo.schema import NUMBER, TEXT, Schema, fault, nullable, whole
 
 FORMAT = "laconic-optimizer"
-VERSION = 3  # version 1 had no `widest` and `deepest`, 2 no `deepest`: without them all take whole steps
+VERSION = (
+    3  # version 1 had no `widest` and `deepest`, 2 no `deepest`: without them all take whole steps
+)
 SUFFIX = ".safetensors"
 LARGEST_BYTES = 2**28  # twice what the widest allowed φ takes
 LEARNED: dict[str, Schema] = {
@@ -57,7 +59,9 @@ def read_meta(path: Path) -> tuple[Architecture, Card]:
     return _meta_of(_unseal(path).meta, path)
 
 
-def write(path: Path, architecture: Architecture, theta: Mapping[str, np.ndarray], card: Card) -> None:
+def write(
+    path: Path, architecture: Architecture, theta: Mapping[str, np.ndarray], card: Card
+) -> None:
     """Write weights and card to one file, in one step; what `read` would refuse is refused here."""
     if path.suffix != SUFFIX:
         raise LaconicError(f"{path} must end in {SUFFIX}, or load would take it for a name.")
@@ -67,7 +71,9 @@ def write(path: Path, architecture: Architecture, theta: Mapping[str, np.ndarray
     architecture.check(theta)
     wrong = sorted(name for name, x in theta.items() if x.dtype != np.float32)
     if wrong:
-        raise LaconicError(f"published weights are float32, but {', '.join(wrong)} is not: cast it first.")
+        raise LaconicError(
+            f"published weights are float32, but {', '.join(wrong)} is not: cast it first."
+        )
     _require_finite("φ", theta)
     meta = {"format": FORMAT, "version": VERSION, "learned": fields, "card": to_json(card)}
     sealed.write(path, sealed.Contents({_stored(name): x for name, x in theta.items()}, {}, meta))
@@ -80,10 +86,14 @@ def _stored(name: str) -> str:
 
 def _unseal(path: Path) -> sealed.Contents:
     if not os.path.isfile(path):
-        raise LaconicError(f"{path} is not a file: give a {SUFFIX} file, or the name of a published optimizer.")
+        raise LaconicError(
+            f"{path} is not a file: give a {SUFFIX} file, or the name of a published optimizer."
+        )
     size = path.stat().st_size
     if size > LARGEST_BYTES:
-        raise LaconicError(f"{path} has {size} bytes, more than any learned optimizer: it must be something else.")
+        raise LaconicError(
+            f"{path} has {size} bytes, more than any learned optimizer: it must be something else."
+        )
     with _refusing_nonsense(path):
         return sealed.read(path)
 
@@ -91,15 +101,21 @@ def _unseal(path: Path) -> sealed.Contents:
 def _meta_of(meta: Any, path: Path) -> tuple[Architecture, Card]:
     kind = meta.get("format") if isinstance(meta, dict) else None
     if kind != FORMAT:
-        raise LaconicError(f"{path} is a checkpoint, but not a published optimizer: its meta is not {FORMAT}.")
+        raise LaconicError(
+            f"{path} is a checkpoint, but not a published optimizer: its meta is not {FORMAT}."
+        )
     version = meta.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
         raise LaconicError(
-            f"{path} is a {FORMAT} of version {version!r:.20}, and this laconic reads up to version {VERSION}: "
+            f"{path} is a {FORMAT} of version {version!r:.20}, and this laconic reads up to "
+            f"version {VERSION}: "
             "install the laconic that wrote it or a later one."
         )
     if meta.get("card") is None:
-        raise LaconicError(f"{path} holds weights without a card, so nobody can tell what they are: use another copy.")
+        raise LaconicError(
+            f"{path} holds weights without a card, so nobody can tell what they are: use another "
+            "copy."
+        )
     card = from_json(meta["card"], str(path))
     fields = meta.get("learned")
     if isinstance(fields, dict):
@@ -122,16 +138,24 @@ def _architecture_from(fields: Any, card: Card, path: Path) -> Architecture:
     return architecture
 
 
-def _weights_of(contents: sealed.Contents, architecture: Architecture, path: Path) -> dict[str, np.ndarray]:
+def _weights_of(
+    contents: sealed.Contents, architecture: Architecture, path: Path
+) -> dict[str, np.ndarray]:
     """φ out of the file's arrays; refuse other tensors than the architecture's."""
     names = {_stored(name): name for name in architecture.shapes}
     kinds = {name: sealed.CODES[x.dtype] for name, x in contents.arrays.items()}
     wrong = [f"{reprlib.repr(name)} is {kind}" for name, kind in kinds.items() if kind != "F32"]
-    wrong += [f"{reprlib.repr(name)} belongs to no {architecture.architecture}" for name in kinds if name not in names]
+    wrong += [
+        f"{reprlib.repr(name)} belongs to no {architecture.architecture}"
+        for name in kinds
+        if name not in names
+    ]
     if not kinds:
         raise LaconicError(f"{path} holds a card but no weights: use another copy.")
     if wrong:
-        raise LaconicError(f"{path}: weights must be w0, b0, … in float32 (F32), but {', '.join(wrong[:3])}.")
+        raise LaconicError(
+            f"{path}: weights must be w0, b0, … in float32 (F32), but {', '.join(wrong[:3])}."
+        )
     if contents.keys != {}:  # a weight that calls itself a random key
         raise _nonsense(path)
     theta = {names[name]: x for name, x in sorted(contents.arrays.items())}
@@ -146,7 +170,9 @@ def _weights_of(contents: sealed.Contents, architecture: Architecture, path: Pat
 def _require_finite(what: str, theta: Mapping[str, np.ndarray]) -> None:
     wrong = sorted(name for name, x in theta.items() if not np.all(np.isfinite(x)))
     if wrong:
-        raise LaconicError(f"{what}: the weights {', '.join(wrong)} are not all finite, so any step would be NaN.")
+        raise LaconicError(
+            f"{what}: the weights {', '.join(wrong)} are not all finite, so any step would be NaN."
+        )
 
 
 def _nonsense(path: Path) -> LaconicError:

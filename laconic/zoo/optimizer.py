@@ -47,12 +47,19 @@ class Published:
         """The local optimizer it was meta-trained with."""
         return LocalOptimizer(**self.card.local)
 
-    def outer(self, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean") -> OuterOptimizer:
-        """The outer optimizer for a round; `scale`, `weight_decay` and `fill` as `LearnedOptimizer` takes them."""
+    def outer(
+        self, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+    ) -> OuterOptimizer:
+        """The outer optimizer for a round; `scale`, `weight_decay` and `fill` as `LearnedOptimizer`
+        takes them."""
         horizon = self.card.horizon[1]
-        return self.learned(self.theta, scale=scale, weight_decay=weight_decay, fill=fill, horizon=horizon)
+        return self.learned(
+            self.theta, scale=scale, weight_decay=weight_decay, fill=fill, horizon=horizon
+        )
 
-    def optax(self, scale: float = 1.0, weight_decay: float = 0.0) -> optax.GradientTransformationExtraArgs:
+    def optax(
+        self, scale: float = 1.0, weight_decay: float = 0.0
+    ) -> optax.GradientTransformationExtraArgs:
         """The same as an optax optimizer: `update(mean_delta, state, params)`.
 
         lagg-a and lagg need the keyword `worker_deltas` as well, with leaves [K, …].
@@ -65,18 +72,26 @@ class Published:
             raise LaconicError(f"a round has at least one worker, got K = {K}.")
         if self.learned.workers not in (None, K):
             raise LaconicError(
-                f"{self.name} sees the deltas of K = {self.learned.workers} workers and cannot serve {K}: "
-                f"run {self.learned.workers} workers, or load an optimizer that sees only the mean (lopt-a)."
+                f"{self.name} sees the deltas of K = {self.learned.workers} workers and cannot "
+                f"serve {K}: "
+                f"run {self.learned.workers} workers, or load an optimizer that sees only the mean "
+                "(lopt-a)."
             )
 
 
 def load(name_or_path: str | os.PathLike[str]) -> Published:
-    """A published optimizer by its name, or from a file: anything with a separator or ending in .safetensors."""
+    """A published optimizer by its name, or from a file: anything with a separator or ending in
+    .safetensors."""
     opened = file.read(locate(name_or_path))
     theta = {name: jnp.asarray(x) for name, x in opened.theta.items()}
     return Published(LearnedOptimizer(**asdict(opened.architecture)), theta, opened.card)
 
 
-def publish(path: str | os.PathLike[str], learned: LearnedOptimizer, theta: Theta, card: Card) -> None:
-    """Write weights and card to one .safetensors file, in one step; what `load` would refuse is refused here."""
-    file.write(Path(path), learned, {name: np.asarray(x, order="C") for name, x in theta.items()}, card)
+def publish(
+    path: str | os.PathLike[str], learned: LearnedOptimizer, theta: Theta, card: Card
+) -> None:
+    """Write weights and card to one .safetensors file, in one step; what `load` would refuse is
+    refused here."""
+    file.write(
+        Path(path), learned, {name: np.asarray(x, order="C") for name, x in theta.items()}, card
+    )

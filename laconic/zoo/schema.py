@@ -1,4 +1,5 @@
-"""A schema: what JSON from someone else must look like, and the first thing about it that is wrong, in words."""
+"""A schema: what JSON from someone else must look like, and the first thing about it that is wrong,
+in words."""
 
 import reprlib
 import sys
@@ -15,7 +16,9 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-Schema = Rule | list["Schema"] | dict[str, "Schema"]  # [schema]: a list of such; {key: schema}: exactly these keys
+Schema = (
+    Rule | list["Schema"] | dict[str, "Schema"]
+)  # [schema]: a list of such; {key: schema}: exactly these keys
 
 
 def whole(least: int, most: int = LARGEST) -> Rule:
@@ -32,7 +35,11 @@ def nullable(rule: Rule) -> Rule:
 def fault(value: Any, schema: Schema, where: str) -> str | None:
     """The first thing about `value` that the schema does not allow, or None."""
     if isinstance(schema, Rule):
-        return None if schema.holds(value) else f"{where} must be {schema.says}, got {reprlib.repr(value)}"
+        return (
+            None
+            if schema.holds(value)
+            else f"{where} must be {schema.says}, got {reprlib.repr(value)}"
+        )
     if isinstance(schema, list):
         if not isinstance(value, list):
             return f"{where} must be a list, got {reprlib.repr(value)}"
@@ -50,7 +57,8 @@ def fault(value: Any, schema: Schema, where: str) -> str | None:
 
 
 def _is_text(value: Any) -> bool:
-    # printable: a card is shown in terminals and on pages, where control characters would do more than be read
+    # printable: a card is shown in terminals and on pages, where control characters would do more
+    # than be read
     return isinstance(value, str) and value.isprintable() and value.strip() != ""
 
 

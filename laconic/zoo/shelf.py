@@ -1,4 +1,5 @@
-"""The shelf of published optimizers: which there are, where their files lie, and copies of them for others."""
+"""The shelf of published optimizers: which there are, where their files lie, and copies of them for
+others."""
 
 import json
 import os
@@ -19,23 +20,33 @@ def published() -> list[str]:
 
 
 def cards() -> dict[str, Card]:
-    """Their cards by name; those of files that cannot be read are left out, and `faults` names them."""
+    """Their cards by name; those of files that cannot be read are left out, and `faults` names
+    them."""
     return {name: card for name, card in _survey().items() if isinstance(card, Card)}
 
 
 def faults() -> dict[str, str]:
-    """What is wrong with each file that cannot be read, by name; nothing, unless files were damaged."""
-    return {name: str(error) for name, error in _survey().items() if isinstance(error, LaconicError)}
+    """What is wrong with each file that cannot be read, by name; nothing, unless files were
+    damaged."""
+    return {
+        name: str(error) for name, error in _survey().items() if isinstance(error, LaconicError)
+    }
 
 
 def export(name_or_path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
-    """Copy the weights into a folder and write the card beside them, as Markdown and as JSON; overwrite nothing."""
+    """Copy the weights into a folder and write the card beside them, as Markdown and as JSON;
+    overwrite nothing."""
     source = locate(name_or_path)
     card = read(source).card
-    weights, page, data = targets = [Path(folder) / f"{card.name}{end}" for end in (SUFFIX, ".md", ".json")]
+    weights, page, data = targets = [
+        Path(folder) / f"{card.name}{end}" for end in (SUFFIX, ".md", ".json")
+    ]
     present = [str(path) for path in targets if os.path.lexists(path)]
     if present:
-        raise LaconicError(f"{', '.join(present)} exists already and would be overwritten: export to another folder.")
+        raise LaconicError(
+            f"{', '.join(present)} exists already and would be overwritten: export to another "
+            "folder."
+        )
     atomic.write_bytes(weights, source.read_bytes())
     atomic.write_text(page, to_markdown(card))
     atomic.write_text(data, json.dumps(to_json(card), allow_nan=False, indent=2) + "\n")
@@ -62,7 +73,8 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
         names = published()
         if not names:
             raise LaconicError(
-                f"no optimizer is published with this laconic: {text!r} needs the path of a {SUFFIX} file."
+                f"no optimizer is published with this laconic: {text!r} needs the path of a "
+                f"{SUFFIX} file."
             )
         if text not in names:
             raise unknown("published optimizer", text, names)
@@ -70,6 +82,10 @@ def locate(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(text)
     if path.suffix in CARD_SUFFIXES and os.path.isfile(path):
         weights = path.with_suffix(SUFFIX)
-        advice = f"give {weights}" if os.path.isfile(weights) else f"{weights} is missing, and it is the one to load"
+        advice = (
+            f"give {weights}"
+            if os.path.isfile(weights)
+            else f"{weights} is missing, and it is the one to load"
+        )
         raise LaconicError(f"{path} is only a card, without weights: {advice}.")
     return path

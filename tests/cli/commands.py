@@ -20,7 +20,8 @@ def laconic(capfd, *argv):
 
 
 def assert_one_error(capfd, argv, parts):
-    """The command fails with status 1, nothing on stdout, and one line on stderr that says each part."""
+    """The command fails with status 1, nothing on stdout, and one line on stderr that says each
+    part."""
     code, out, err = laconic(capfd, *argv)
     assert code == 1
     assert out == ""

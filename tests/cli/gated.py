@@ -1,8 +1,9 @@
-"""`python -m tests.cli.gated MODULE WORDS…`: `python -m MODULE WORDS…`, but workers wait at a gate or break down.
+"""`python -m tests.cli.gated MODULE WORDS…`: `python -m MODULE WORDS…`, but workers wait at a gate
+or break down.
 
-$GATES is a folder. A worker leaves a file `started-PID` there, and `ready-PID` once it can take part; after $GATE_AFTER
-calls of its pace it waits for a file `open`. The worker $BREAKS ends with an error at once. `launch` starts its workers
-this way too.
+$GATES is a folder. A worker leaves a file `started-PID` there, and `ready-PID` once it can take
+part; after $GATE_AFTER calls of its pace it waits for a file `open`. The worker $BREAKS ends with
+an error at once. `launch` starts its workers this way too.
 """
 
 import os

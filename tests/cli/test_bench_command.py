@@ -1,4 +1,5 @@
-"""`laconic bench`: what is measured, the record, the picture, and the comparison with an earlier record."""
+"""`laconic bench`: what is measured, the record, the picture, and the comparison with an earlier
+record."""
 
 import json
 import math
@@ -46,7 +47,18 @@ def test_parameter_counts_are_the_models_own():
 
 
 def test_server_step_writes_a_record_and_a_picture(small, capfd, tmp_path, standard_promotion):
-    argv = ["bench", "server-step", "--sizes", "small", "--workers", "2", "--repeats", "1", "--out", tmp_path]
+    argv = [
+        "bench",
+        "server-step",
+        "--sizes",
+        "small",
+        "--workers",
+        "2",
+        "--repeats",
+        "1",
+        "--out",
+        tmp_path,
+    ]
     code, out, _ = laconic(capfd, *argv)
     assert code == 0
     assert "small lagg-a" in out
@@ -58,12 +70,25 @@ def test_server_step_writes_a_record_and_a_picture(small, capfd, tmp_path, stand
     assert step["parameters"] == 54
     assert step["bytes_per_parameter"] == 4 * (1 + 8 + 13)
     assert step["share_of_memory_floor"] == pytest.approx(88 * 54 / 2e9 / step["seconds"])
-    assert step["ratio_to_adamw"] == pytest.approx(step["seconds"] / made["figures"]["small adamw"]["seconds"])
+    assert step["ratio_to_adamw"] == pytest.approx(
+        step["seconds"] / made["figures"]["small adamw"]["seconds"]
+    )
     assert step["temporary_bytes_per_parameter"] >= 0
 
 
 def test_a_slower_machine_is_told(small, capfd, tmp_path, standard_promotion):
-    argv = ["bench", "server-step", "--sizes", "small", "--steppers", "adamw", "--repeats", "1", "--out", tmp_path]
+    argv = [
+        "bench",
+        "server-step",
+        "--sizes",
+        "small",
+        "--steppers",
+        "adamw",
+        "--repeats",
+        "1",
+        "--out",
+        tmp_path,
+    ]
     laconic(capfd, *argv)
     path = tmp_path / "server-step.json"
     earlier = json.loads(path.read_text())
@@ -80,7 +105,10 @@ def test_a_slower_machine_is_told(small, capfd, tmp_path, standard_promotion):
 
 
 def test_comparing_takes_a_figure_as_the_same_within_five_percent(raises_clearly, tmp_path):
-    made = lambda **seconds: {"benchmark": "round", "figures": {n: {"seconds": s} for n, s in seconds.items()}}
+    made = lambda **seconds: {
+        "benchmark": "round",
+        "figures": {n: {"seconds": s} for n, s in seconds.items()},
+    }
     old, new = made(a=1.0, b=1.0, c=1.0, gone=1.0), made(a=1.04, b=1.06, c=0.9, new=1.0)
     assert [row[3] for row in record.compare(new, old)] == ["same", "slower", "faster"]
     with raises_clearly("'round'", "'overhead'"):
@@ -95,8 +123,20 @@ def test_comparing_takes_a_figure_as_the_same_within_five_percent(raises_clearly
 
 
 def test_what_was_not_the_same_is_told(small, capfd, tmp_path, standard_promotion):
-    """Names of figures do not say with which settings; a setting that a record has another name for is left out."""
-    argv = ["bench", "server-step", "--sizes", "small", "--steppers", "lopt-a", "--repeats", "1", "--out", tmp_path]
+    """Names of figures do not say with which settings; a setting that a record has another name for
+    is left out."""
+    argv = [
+        "bench",
+        "server-step",
+        "--sizes",
+        "small",
+        "--steppers",
+        "lopt-a",
+        "--repeats",
+        "1",
+        "--out",
+        tmp_path,
+    ]
     laconic(capfd, *argv)
     earlier = json.loads((tmp_path / "server-step.json").read_text())
     earlier["config"] |= {"accumulators": "bfloat16", "calls": 7}
@@ -104,12 +144,17 @@ def test_what_was_not_the_same_is_told(small, capfd, tmp_path, standard_promotio
     (tmp_path / "other.json").write_text(json.dumps(earlier))
     _, out, _ = laconic(capfd, *argv, "--compare", tmp_path / "other.json")
     notes = [line for line in out.splitlines() if line.startswith("note: ")]
-    assert notes == ["note: accumulators was bfloat16 and is float32.", "note: lanes was 64 and is 128."]
+    assert notes == [
+        "note: accumulators was bfloat16 and is float32.",
+        "note: lanes was 64 and is 128.",
+    ]
 
 
 @pytest.mark.parametrize("figure", [3, {"seconds": "fast"}, None])
 def test_a_record_without_seconds_is_refused(raises_clearly, tmp_path, figure):
-    (tmp_path / "odd.json").write_text(json.dumps({"benchmark": "round", "figures": {"adamw": figure}}))
+    (tmp_path / "odd.json").write_text(
+        json.dumps({"benchmark": "round", "figures": {"adamw": figure}})
+    )
     with raises_clearly("odd.json", "'adamw'"):
         record.load_record(tmp_path / "odd.json")
 
@@ -125,7 +170,12 @@ def test_a_stream_of_other_batches_is_not_timed(raises_clearly):
 def test_flags_of_the_examples_and_of_the_docs_are_there():
     root = Path(__file__).parents[2]
     page = (root / "docs" / "server-step.md").read_text()
-    assert all((root / word).is_file() for line in EXAMPLES for word in line.split() if word.startswith("results/"))
+    assert all(
+        (root / word).is_file()
+        for line in EXAMPLES
+        for word in line.split()
+        if word.startswith("results/")
+    )
     for command in [*EXAMPLES, *re.findall(r"`(laconic bench [^`]* --[^`]*)`", page)]:
         name, *argv = command.split()[2:]
         _options(BENCHMARKS[name].config, argv, command, "")
@@ -155,7 +205,9 @@ def test_parts_that_are_known_are_not_timed_again(monkeypatch):
         monkeypatch.setattr(overhead, part, lambda *args, part=part: part)
     monkeypatch.setattr(overhead, "_server", lambda task, name, config: name)
     known = {"forward-backward": 0.1, "lopt-a": 0.2}
-    found = overhead.measure(overhead.OverheadConfig(), known=known, keep=lambda *part: kept.append(part))
+    found = overhead.measure(
+        overhead.OverheadConfig(), known=known, keep=lambda *part: kept.append(part)
+    )
     assert timed == ["_local"] * 3 + ["local-sgd"] * 3 + ["lagg-a"] * 3
     assert kept == [("local step", 0.5), ("local-sgd", 0.5), ("lagg-a", 0.5)]
     assert found["parts_seconds"] == known | {name: 0.5 for name, _ in kept}
@@ -163,13 +215,32 @@ def test_parts_that_are_known_are_not_timed_again(monkeypatch):
 
 @pytest.mark.slow
 def test_overhead_of_a_task(capfd, tmp_path):
-    argv = ["bench", "overhead", "--task", "digits-mlp", "--local-steps", "8", "--steps", "3", "--last", "2"]
-    code, out, _ = laconic(capfd, *argv, "--restarts", "1", "--batch", "16", "--workers", "2", "--out", tmp_path)
+    argv = [
+        "bench",
+        "overhead",
+        "--task",
+        "digits-mlp",
+        "--local-steps",
+        "8",
+        "--steps",
+        "3",
+        "--last",
+        "2",
+    ]
+    code, out, _ = laconic(
+        capfd, *argv, "--restarts", "1", "--batch", "16", "--workers", "2", "--out", tmp_path
+    )
     assert code == 0
     assert "H=8 lagg-a" in out
     made = json.loads((tmp_path / "overhead.json").read_text())
     assert made["figures"]["H=8 local-sgd"]["overhead"] == 1.0
-    assert set(made["parts_seconds"]) == {"forward-backward", "local step", "local-sgd", "lopt-a", "lagg-a"}
+    assert set(made["parts_seconds"]) == {
+        "forward-backward",
+        "local step",
+        "local-sgd",
+        "lopt-a",
+        "lagg-a",
+    }
 
 
 def timed(monkeypatch, durations, config, inner=1):
@@ -215,7 +286,9 @@ def test_a_cut_that_does_not_compile_is_not_chosen(monkeypatch):
         return tuning
 
     monkeypatch.setattr(server_step, "learned_step", refuse_many_lanes)
-    monkeypatch.setattr(server_step, "medians", lambda steps, repeats, tick: dict.fromkeys(steps, 1.0))
+    monkeypatch.setattr(
+        server_step, "medians", lambda steps, repeats, tick: dict.fromkeys(steps, 1.0)
+    )
     best, tried = server_step.tuned(server_step.ServerStepConfig(), lambda name: None)
     assert best.lanes == 64
     assert math.inf in tried.values()
@@ -232,7 +305,9 @@ def test_tuning_keeps_the_fastest_of_each_knob(monkeypatch):
     wrong = lambda tuning: sum(getattr(tuning, knob) != value for knob, value in want.items())
     monkeypatch.setattr(server_step, "learned_step", pretend)
     monkeypatch.setattr(
-        server_step, "medians", lambda steps, repeats, tick: {n: 1.0 + wrong(t) for n, t in steps.items()}
+        server_step,
+        "medians",
+        lambda steps, repeats, tick: {n: 1.0 + wrong(t) for n, t in steps.items()},
     )
     best, tried = server_step.tuned(server_step.ServerStepConfig(), lambda name: None)
     assert {knob: getattr(best, knob) for knob in want} == want
@@ -265,9 +340,13 @@ def test_bad_words_are_one_line(capfd, argv, parts):
 
 
 def test_defaults_of_meta_training_suit_the_platform(monkeypatch):
-    assert MetaTrainConfig(pairs=4).filled() == MetaTrainConfig(pairs=4, truncation=5, repeats=3, steps=1)
+    assert MetaTrainConfig(pairs=4).filled() == MetaTrainConfig(
+        pairs=4, truncation=5, repeats=3, steps=1
+    )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert MetaTrainConfig().filled() == MetaTrainConfig(pairs=8, truncation=50, repeats=5, steps=10)
+    assert MetaTrainConfig().filled() == MetaTrainConfig(
+        pairs=8, truncation=50, repeats=5, steps=10
+    )
 
 
 def test_a_call_of_several_steps_counts_as_their_mean(monkeypatch):
@@ -279,7 +358,9 @@ def test_a_call_of_several_steps_counts_as_their_mean(monkeypatch):
 
 def test_what_the_state_does_not_change_is_worked_out_in_every_step():
     """A product of the rest alone stays in the loop's body: none is left before it."""
-    step = clock.compiled(lambda x, w: (w @ w)[0] + 0.0 * x, jnp.zeros(8), jnp.ones((8, 8)), inner=3)
+    step = clock.compiled(
+        lambda x, w: (w @ w)[0] + 0.0 * x, jnp.zeros(8), jnp.ones((8, 8)), inner=3
+    )
     entry = step.call.as_text().split("ENTRY")[1]
     assert "dot" not in entry
     assert step.call(jnp.zeros(8), jnp.ones((8, 8)))[0] == 8.0

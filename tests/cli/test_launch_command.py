@@ -40,7 +40,10 @@ def installed(monkeypatch):
         (["--workers", "4", "--", "train", "digit"], ["unknown recipe", "Did you mean 'digits'?"]),
         (["--workers", "4", "--", "train", "--task", "digits-mpl"], ["unknown task"]),
         (["--workers", "4", *TRAIN, "--workers", "8"], ["there are 4 workers", "for 8"]),
-        (["--workers", "4", *TRAIN[:-1], "small-batch-sgd"], ["one worker by its nature", "laconic train"]),
+        (
+            ["--workers", "4", *TRAIN[:-1], "small-batch-sgd"],
+            ["one worker by its nature", "laconic train"],
+        ),
         (["--workers", "4", *TRAIN[:-1], "lagg-a-fmnist"], ["K = 8", "4"]),
         (["--workers", "4", "--here", "5", *TRAIN], ["--here", "4 workers", "got 5"]),
         (["--workers", "4", "--here", "0", *TRAIN], ["--here", "got 0"]),
@@ -80,11 +83,18 @@ def test_an_unknown_engine_and_a_missing_extra(capfd, monkeypatch):
 def test_help_teaches(capfd):
     code, out, _ = laconic(capfd, "launch", "--help")
     assert code == 0
-    for word in ("launch --workers 4 -- train digits", "--bind", "--restarts", "--kill-one-at", "--silence", "--here"):
+    for word in (
+        "launch --workers 4 -- train digits",
+        "--bind",
+        "--restarts",
+        "--kill-one-at",
+        "--silence",
+        "--here",
+    ):
         assert word in out
 
 
-# --- a plan -----------------------------------------------------------------------------------------------------------
+# --- a plan ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -106,9 +116,14 @@ def test_commands_carry_everything_but_the_token(plan_of, tmp_path, monkeypatch)
     assert list(workers) == ["worker 0", "worker 1"]
     for k, words in enumerate(workers.values()):
         text = " ".join(words)
-        assert f"worker --worker {k} --join {plan.address} --engine torchft --bind 127.0.0.1" in text
+        assert (
+            f"worker --worker {k} --join {plan.address} --engine torchft --bind 127.0.0.1" in text
+        )
         assert f"--compiled run/{launch.COMPILED}" in text
-        assert "-- train --task digits-mlp:width=4 --optimizer local-sgd --workers 2 --seed 3 --out run" in text
+        assert (
+            "-- train --task digits-mlp:width=4 --optimizer local-sgd --workers 2 --seed 3 --out "
+            "run" in text
+        )
         assert plan.token not in text
     assert len(plan.token) == 32
     assert plan.token not in " ".join(services["lighthouse"])
@@ -135,7 +150,10 @@ def test_a_given_token_is_used(plan_of, monkeypatch, tmp_path):
     monkeypatch.setenv("LACONIC_TOKEN", "from the environment")
     assert plan_of("--out", "a", workers=3, here=1).token == "from the environment"
     (tmp_path / "secret").write_text("from a file\n")
-    assert plan_of("--out", "b", workers=3, here=1, token_file=tmp_path / "secret").token == "from a file"
+    assert (
+        plan_of("--out", "b", workers=3, here=1, token_file=tmp_path / "secret").token
+        == "from a file"
+    )
     assert not (tmp_path / "a" / "token").exists()
 
 
@@ -146,7 +164,7 @@ def test_listening_beyond_this_machine_is_said(plan_of, capfd):
     assert "listening at 0.0.0.0, beyond this machine" in capfd.readouterr().err
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def a_line(name, kind, **fields):
@@ -157,7 +175,11 @@ def a_line(name, kind, **fields):
 def display():
     clock = [0.0]
     shown = LaunchDisplay(
-        ["worker 0", "worker 1"], 50, "a title", Console(width=140, record=True, file=io.StringIO()), lambda: clock[0]
+        ["worker 0", "worker 1"],
+        50,
+        "a title",
+        Console(width=140, record=True, file=io.StringIO()),
+        lambda: clock[0],
     )
     shown.now = clock
     return shown
@@ -166,7 +188,9 @@ def display():
 def cells(display, name):
     written = io.StringIO()
     Console(width=140, file=written).print(display.render())
-    (row,) = [line.split() for line in written.getvalue().splitlines() if line.startswith(f"{name[-1]} ")]
+    (row,) = [
+        line.split() for line in written.getvalue().splitlines() if line.startswith(f"{name[-1]} ")
+    ]
     return row[1:]
 
 
@@ -176,7 +200,12 @@ def test_the_table_adds_up(display):
     assert cells(display, "worker 1")[0] == "starts"
     for r in range(1, 4):
         row = a_row(
-            r, 0.0, sent=2_000_000, received=1_000_000, refused={"a stranger": 2}, excluded={1: "norm"} if r > 1 else {}
+            r,
+            0.0,
+            sent=2_000_000,
+            received=1_000_000,
+            refused={"a stranger": 2},
+            excluded={1: "norm"} if r > 1 else {},
         )
         display.take(a_line("worker 0", **{**row, "kind": "round"}))
     expected = ["trains", "3", "2", "0.3333", "6.00", "3.00", "500", "500", "125", "2", "2", "0"]
@@ -197,7 +226,9 @@ def test_what_is_no_message_is_a_line_of_a_log(display):
         Line("worker 1", "[1]", False),
     ):
         display.take(line)
-    display.take(a_line("worker 0", **{**a_row(7, 0.0, notes=["took over"], refused={}), "kind": "round"}))
+    display.take(
+        a_line("worker 0", **{**a_row(7, 0.0, notes=["took over"], refused={}), "kind": "round"})
+    )
     display.tell("worker 0", "was killed")
     assert display.console.export_text().splitlines() == [
         "worker 1 | hello [red]",
@@ -226,7 +257,9 @@ def test_a_log_gets_a_line_now_and_then(display):
 
 
 def test_the_table_fits_into_80_columns(display):
-    display.workers["worker 0"].take(a_row(99999, 0.0, sent=10**9, received=10**9, refused={"x": 9999}))
+    display.workers["worker 0"].take(
+        a_row(99999, 0.0, sent=10**9, received=10**9, refused={"x": 9999})
+    )
     for width in (80, 140):
         written = io.StringIO()
         Console(width=width, file=written).print(display.render())

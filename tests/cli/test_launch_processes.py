@@ -1,4 +1,5 @@
-"""`laconic launch` and `laconic worker` with real processes: deaths, restarts, strangers, orphans, going on."""
+"""`laconic launch` and `laconic worker` with real processes: deaths, restarts, strangers, orphans,
+going on."""
 
 import re
 import signal
@@ -28,8 +29,18 @@ from tests.outer.trees import QUICK
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 TIMEOUT = 300
 FAST = ["--silence", "2", "--timeout", "10"]
-CONFIG = TrainConfig(SMOOTH, "slowmo:gamma=0.3,beta=0.5", workers=4, local_steps=2, batch=16, rounds=24)
-WORDS = ["train", "--task", SMOOTH, "--optimizer", "slowmo:gamma=0.3,beta=0.5", "--local-steps", "2"]
+CONFIG = TrainConfig(
+    SMOOTH, "slowmo:gamma=0.3,beta=0.5", workers=4, local_steps=2, batch=16, rounds=24
+)
+WORDS = [
+    "train",
+    "--task",
+    SMOOTH,
+    "--optimizer",
+    "slowmo:gamma=0.3,beta=0.5",
+    "--local-steps",
+    "2",
+]
 SMALL = ["train", "--task", "digits-mlp:width=4", "--optimizer", "local-sgd", "--batch", "4"]
 
 torchft = pytest.mark.usefixtures("extra")
@@ -37,13 +48,19 @@ torchft = pytest.mark.usefixtures("extra")
 
 @pytest.fixture
 def extra():
-    pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
+    pytest.importorskip(
+        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+    )
 
 
 @contextmanager
 def started(folder, *words, module="laconic", **variables):
     """A command at work in `folder`; everything that it started ends with the test."""
-    clean = {k: v for k, v in environment().items() if not k.startswith(("SLURM_", "MASTER_", "LACONIC_TOKEN"))}
+    clean = {
+        k: v
+        for k, v in environment().items()
+        if not k.startswith(("SLURM_", "MASTER_", "LACONIC_TOKEN"))
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-m", *module.split(), *map(str, words)]
     with subprocess.Popen(command, cwd=folder, env=clean | variables, **pipes) as running:
@@ -65,21 +82,47 @@ def launch(folder, *words, **variables):
 
 
 def rounds_in(path):
-    return [row["round"] for life in lives_of(read(path)) for row in life.rows] if path.exists() else []
+    return (
+        [row["round"] for life in lives_of(read(path)) for row in life.rows]
+        if path.exists()
+        else []
+    )
 
 
 def all_rows(folder):
-    return [row for path in sorted(folder.glob("worker-*.jsonl")) for life in lives_of(read(path)) for row in life.rows]
+    return [
+        row
+        for path in sorted(folder.glob("worker-*.jsonl"))
+        for life in lives_of(read(path))
+        for row in life.rows
+    ]
 
 
 @torchft
 @pytest.mark.slow
 def test_a_killed_worker_comes_back_and_all_end_with_the_same_state(tmp_path, standard_promotion):
-    """The survivors wait at a gate until it is back; the model is that of the messages that counted."""
+    """The survivors wait at a gate until it is back; the model is that of the messages that
+    counted."""
     gates = {"GATES": str(tmp_path), "GATE_AFTER": "12"}
-    words = ["launch", "--workers", "4", "--kill-one-at", "6", *FAST, "--", *WORDS, "--rounds", "24", "--out", "run"]
+    words = [
+        "launch",
+        "--workers",
+        "4",
+        "--kill-one-at",
+        "6",
+        *FAST,
+        "--",
+        *WORDS,
+        "--rounds",
+        "24",
+        "--out",
+        "run",
+    ]
     with started(tmp_path, *words, module="tests.cli.gated laconic", **gates) as running:
-        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 5, "four workers and the one that comes back")
+        wait_until(
+            lambda: len(list(tmp_path.glob("ready-*"))) == 5,
+            "four workers and the one that comes back",
+        )
         everyone = [running.pid, *children_of(running.pid)]
         assert len(everyone) == 6
         nothing_listens_beyond_this_machine(everyone)
@@ -115,7 +158,12 @@ def nothing_listens_beyond_this_machine(pids):
 
 def the_token_is_in_no_command(pids):
     variables = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids[1:]]
-    tokens = {word.partition("=")[2] for words in variables for word in words if word.startswith("LACONIC_TOKEN=")}
+    tokens = {
+        word.partition("=")[2]
+        for words in variables
+        for word in words
+        if word.startswith("LACONIC_TOKEN=")
+    }
     (token,) = tokens
     assert len(token) == 32
     assert not any(token in word for pid in pids for word in words_of(pid))
@@ -126,7 +174,9 @@ def the_token_is_in_no_command(pids):
 def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
     """`laconic train` with four simulated workers, and four real ones."""
     if engine == "torchft":
-        pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
+        pytest.importorskip(
+            "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+        )
     optimizer = {"torchft": "lopt-a-digits", "jax-distributed": "slowmo:gamma=0.3,beta=0.5"}[engine]
     words = ["train", "digits", "--optimizer", optimizer, "--rounds", "10", "--out", "run"]
     with launch(tmp_path, "--workers", "4", "--engine", engine, "--", *words) as running:
@@ -134,12 +184,16 @@ def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
     _, alone = train(TrainConfig(optimizer=optimizer, rounds=10, out=tmp_path / "alone"))
     losses = [{} for _ in range(2)]
-    for found, records in zip(losses, (alone, read(tmp_path / "run" / "records.jsonl")), strict=True):
+    for found, records in zip(
+        losses, (alone, read(tmp_path / "run" / "records.jsonl")), strict=True
+    ):
         for record in records:
             if record["kind"] == "rounds":
                 found.update(zip(record["round"], record["loss"], strict=True))
     assert sorted(losses[0]) == sorted(losses[1]) == list(range(1, 11))
-    np.testing.assert_allclose([losses[1][r] for r in range(1, 11)], [losses[0][r] for r in range(1, 11)], rtol=1e-5)
+    np.testing.assert_allclose(
+        [losses[1][r] for r in range(1, 11)], [losses[0][r] for r in range(1, 11)], rtol=1e-5
+    )
     one, many = (load_file(tmp_path / name / "weights.safetensors") for name in ("alone", "run"))
     for name, leaf in one.items():
         assert np.max(np.abs(many[name] - leaf)) <= 1e-5 * np.max(np.abs(leaf)), name
@@ -159,7 +213,9 @@ def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
         running.wait()
     wait_until(lambda: not any(map(alive, children)), "the workers and the Lighthouse to end")
     before = max(rounds_in(log))
-    assert checkpoint.peek(tmp_path / "run" / "worker-0.safetensors")["round"] == before  # saved on the way out
+    assert (
+        checkpoint.peek(tmp_path / "run" / "worker-0.safetensors")["round"] == before
+    )  # saved on the way out
 
     with launch(tmp_path, *flags, "--", "train", "--resume", "run") as running:
         wait_until(lambda: max(rounds_in(log)) >= before + 10, "some more rounds")
@@ -176,7 +232,9 @@ def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
     lives = lives_of(read(log))
     assert lives[0].rows[0]["round"] == 1
     assert lives[2].rows[0]["round"] == done + 1
-    rounds = read(tmp_path / "run" / "records.jsonl")[1]  # of both: one of them may have left a round earlier
+    rounds = read(tmp_path / "run" / "records.jsonl")[
+        1
+    ]  # of both: one of them may have left a round earlier
     assert rounds["round"] == list(range(1, 121))
 
 
@@ -193,7 +251,9 @@ def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_pat
         token = tmp_path / "here" / "run" / "token"
         worker = ["worker", "--join", address, "--worker", "1", *FAST]
         train = ["--", *SMALL, "--rounds", "20", "--workers", "2"]
-        with started(tmp_path / "stranger", *worker, "--patience", "30", *train, LACONIC_TOKEN="guessed") as stranger:
+        with started(
+            tmp_path / "stranger", *worker, "--patience", "30", *train, LACONIC_TOKEN="guessed"
+        ) as stranger:
             _, err = finish(stranger, 1)
         (line,) = [line for line in err.splitlines() if line.startswith("error:")]
         assert "worker 1 found none of the other 1" in line
@@ -205,7 +265,9 @@ def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_pat
         out, _ = finish(first)
     assert re.search(r"refused: +[\d,]+ × a stranger without the token", out)
     (joined,) = (tmp_path / "there" / "runs").iterdir()
-    ours, theirs = (load_file(folder / "weights.safetensors") for folder in (tmp_path / "here" / "run", joined))
+    ours, theirs = (
+        load_file(folder / "weights.safetensors") for folder in (tmp_path / "here" / "run", joined)
+    )
     for name, leaf in ours.items():
         np.testing.assert_array_equal(theirs[name], leaf)
 
@@ -214,10 +276,16 @@ def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_pat
 @pytest.mark.slow
 def test_torchruns_variables_are_enough(tmp_path):
     """Worker 0 hosts the Lighthouse, and at the end puts all records of the folder together."""
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port() - 1)}  # they meet one port higher
+    master = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port() - 1),
+    }  # they meet one port higher
     place = {"WORLD_SIZE": "2", "LACONIC_TOKEN": "secret", **master}
     words = ["worker", *FAST, "--", *SMALL, "--rounds", "10"]
-    with started(tmp_path, *words, RANK="1", **place) as one, started(tmp_path, *words, RANK="0", **place) as zero:
+    with (
+        started(tmp_path, *words, RANK="1", **place) as one,
+        started(tmp_path, *words, RANK="0", **place) as zero,
+    ):
         finish(one)
         out, err = finish(zero)
     assert "worker 0: round 10/10, 2 workers" in err
@@ -238,7 +306,10 @@ def test_restarts_are_bounded_and_the_end_is_one_clear_error(tmp_path):
     assert out == ""
     assert "worker 1 | ended with status 1; starting it again in 0.5 s (restart 1 of 1)" in err
     (line,) = [line for line in err.splitlines() if line.startswith("error:")]
-    told = "worker 1 died 2 times, and at last ended with status 1; its last words: error: out of luck."
+    told = (
+        "worker 1 died 2 times, and at last ended with status 1; its last words: error: out of "
+        "luck."
+    )
     assert line.startswith(f"error: {told}")
     pids = [int(path.name.partition("-")[2]) for path in tmp_path.glob("started-*")]
     assert len(pids) >= 3

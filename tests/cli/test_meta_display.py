@@ -46,7 +46,9 @@ def test_a_log_gets_a_line_at_first_and_then_every_ten_seconds():
             steps(shown, done, [2.0 - done / 100])
     compiling, first, tenth, twentieth = written(shown).splitlines()
     assert compiling == "a-recipe: outer step 0/400, compiling …, elapsed 0:00:00"
-    assert first == "a-recipe: outer step 1/400, meta-loss 2.0000, gradient norm 1.5, elapsed 0:00:08"
+    assert (
+        first == "a-recipe: outer step 1/400, meta-loss 2.0000, gradient norm 1.5, elapsed 0:00:08"
+    )
     mean = (2.0 + sum(2.0 - done / 100 for done in range(2, 12))) / 11
     assert tenth == (
         f"a-recipe: outer step 11/400, meta-loss {mean:.4f}, gradient norm 1.5, 160 rounds/s, "
@@ -102,7 +104,15 @@ def test_a_terminal_gets_a_panel():
     assert "note: a [b]note[/b]" in text
     last = text.split("a-recipe")[-1]
     rate = f"{199 * 160 / 4:,.0f} rounds/s"
-    for part in ("━", "outer step 200/400", "elapsed 0:00:04", "left 0:00:04", "meta-loss 1.1237", rate, "best 0.2500"):
+    for part in (
+        "━",
+        "outer step 200/400",
+        "elapsed 0:00:04",
+        "left 0:00:04",
+        "meta-loss 1.1237",
+        rate,
+        "best 0.2500",
+    ):
         assert part in last
     line = next(line for line in last.splitlines() if "█" in line)
     assert line.split()[0] == sparkline([2.0, *np.linspace(2, 1, 199)])
@@ -125,7 +135,9 @@ def test_a_sparkline_spans_lowest_to_highest(values, picture):
 
 
 def test_a_long_sparkline_has_sixty_columns_of_means():
-    values = np.repeat(np.arange(60.0), 5) + np.tile([-0.2, 0.1, 0.0, 0.1, 0.0], 60)  # each five have the mean i
+    values = np.repeat(np.arange(60.0), 5) + np.tile(
+        [-0.2, 0.1, 0.0, 0.1, 0.0], 60
+    )  # each five have the mean i
     assert sparkline(values) == sparkline(np.arange(60.0))
     assert len(sparkline(np.arange(1234.0))) == 60
     assert len(sparkline(np.arange(1234.0), 10)) == 10

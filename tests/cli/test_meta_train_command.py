@@ -37,14 +37,21 @@ def done_in(folder):
     return checkpoint.peek(folder / CHECKPOINT)["done"] if (folder / CHECKPOINT).exists() else 0
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_help_names_flags_and_recipes(capfd):
     for argv in (["--help"], ["lopt-a-digits", "-h"]):
         code, out, _ = laconic(capfd, "meta-train", *argv)
         assert code == 0
-        for word in ("--tasks", "--truncation", "--minutes", "--init", "--reset-diverged", *META_RECIPES):
+        for word in (
+            "--tasks",
+            "--truncation",
+            "--minutes",
+            "--init",
+            "--reset-diverged",
+            *META_RECIPES,
+        ):
             assert word in out
     code, out, _ = laconic(capfd, "meta-train", "--resume", "x", "--help")
     assert code == 0
@@ -80,10 +87,19 @@ def test_the_example_is_a_command():
         (["lopt-a-digits", "--pairs", "0"], ["pairs must be positive"]),
         (["lopt-a-digits", "--devices", "3"], ["do not divide over 3 devices"]),
         (["lopt-a-digits", "--truncation", "101"], ["longer than the longest run, 100"]),
-        (["lopt-a-digits", "--tasks", "digits-mlp@colour=2"], ["option of task digits-mlp", "'colour'"]),
+        (
+            ["lopt-a-digits", "--tasks", "digits-mlp@colour=2"],
+            ["option of task digits-mlp", "'colour'"],
+        ),
         (["lagg-a-digits", "--tasks", "digits-mlp", "digits-mlp@workers=3"], ["the same K"]),
-        (["lopt-a-digits", "--init", "lagg.safetensors"], ["lagg.safetensors", "its architecture is lagg-a"]),
-        (["lopt-a-digits", "--init", "damaged.safetensors"], ["damaged.safetensors", "use another copy"]),
+        (
+            ["lopt-a-digits", "--init", "lagg.safetensors"],
+            ["lagg.safetensors", "its architecture is lagg-a"],
+        ),
+        (
+            ["lopt-a-digits", "--init", "damaged.safetensors"],
+            ["damaged.safetensors", "use another copy"],
+        ),
         (["lopt-a-digits", *FLAGS, "--out", "."], ["not empty", "Choose another --out"]),
         (["lopt-a-digits", *FLAGS, "--out", "/dev/null/run"], ["cannot write"]),
         (["--resume", "nowhere"], ["nothing to resume"]),
@@ -93,9 +109,13 @@ def test_the_example_is_a_command():
 )
 def test_errors_are_one_line_and_overwrite_nothing(argv, parts, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / RECORDS).write_text('{"kind": "run", "config": {}, "task": {}, "provenance": {}}\n')  # a comparison
+    (tmp_path / RECORDS).write_text(
+        '{"kind": "run", "config": {}, "task": {}, "provenance": {}}\n'
+    )  # a comparison
     zoo.publish(tmp_path / "lagg.safetensors", LAGG_A, weights(LAGG_A), a_card(LAGG_A))
-    (tmp_path / "damaged.safetensors").write_bytes((tmp_path / "lagg.safetensors").read_bytes()[:99])
+    (tmp_path / "damaged.safetensors").write_bytes(
+        (tmp_path / "lagg.safetensors").read_bytes()[:99]
+    )
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert_one_error(capfd, ["meta-train", *argv], parts)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -103,7 +123,11 @@ def test_errors_are_one_line_and_overwrite_nothing(argv, parts, capfd, tmp_path,
 
 def test_bad_flags_are_refused(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for argv in (["lopt-a-digits", "--step", "3"], ["lopt-a-digits", "--steps", "3.5"], ["--resume", "x", "--steps=3"]):
+    for argv in (
+        ["lopt-a-digits", "--step", "3"],
+        ["lopt-a-digits", "--steps", "3.5"],
+        ["--resume", "x", "--steps=3"],
+    ):
         code, out, err = laconic(capfd, "meta-train", *argv)
         assert code == 2
         assert "--step" in out + err
@@ -126,7 +150,7 @@ def test_missing_data_says_which_file_goes_where(capfd, tmp_path, monkeypatch):
     assert list((tmp_path / "here").iterdir()) == []
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -144,10 +168,14 @@ def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkey
     assert (code, out) == (128 + signal.SIGTERM, "")
     assert "stopping after these outer steps" in err
     lines = err.strip().splitlines()
-    assert lines[-1] == (f"asked to stop after outer step 4 of 8. Go on with: laconic meta-train --resume '{folder}'")
+    assert lines[-1] == (
+        f"asked to stop after outer step 4 of 8. Go on with: laconic meta-train --resume '{folder}'"
+    )
     assert "lopt-a-digits: outer step 0/8, compiling …" in lines[0]
     assert done_in(folder) == 4
-    assert read(folder / RECORDS)[0]["command"].startswith("laconic meta-train lopt-a-digits --workers 2")
+    assert read(folder / RECORDS)[0]["command"].startswith(
+        "laconic meta-train lopt-a-digits --workers 2"
+    )
 
     code, out, err = laconic(capfd, "meta-train", "--resume", folder)
     assert code == 0, err
@@ -155,7 +183,8 @@ def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkey
     shown = dict(line.split(":", 1) for line in out.splitlines())
     assert {name: text.strip() for name, text in shown.items()} == {
         "folder": str(folder),
-        "best": f"score {summary['best_score']:.4f} on held-out seeds (lower is better), outer step "
+        "best": f"score {summary['best_score']:.4f} on held-out seeds (lower is better), outer "
+        "step "
         f"{summary['best_step']} of 8",
         "took": f"{summary['seconds']:,.1f} s, {summary['rounds_per_second']:,.0f} rounds/s",
         "weights": str(best),
@@ -170,10 +199,21 @@ def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkey
 
 def test_the_command_to_measure_with_a_population_leaves_its_steps_to_the_data(capfd, tmp_path):
     config = plain(META_RECIPES["fedlopt-fmnist"][1])
-    summary = {"best_score": 0.5, "best_step": 1, "steps": 2, "seconds": 1.0, "rounds_per_second": 2.0}
+    summary = {
+        "best_score": 0.5,
+        "best_step": 1,
+        "steps": 2,
+        "seconds": 1.0,
+        "rounds_per_second": 2.0,
+    }
     command._print_summary(tmp_path, [{"config": config}, summary])
-    (told,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("measure it:"))
-    assert "--task fmnist-mlp2 --workers 10 --batch 20 --federated.clients 400 --federated.alpha 0.1 --opt" in told
+    (told,) = (
+        line for line in capfd.readouterr().out.splitlines() if line.startswith("measure it:")
+    )
+    assert (
+        "--task fmnist-mlp2 --workers 10 --batch 20 --federated.clients 400 --federated.alpha 0.1 "
+        "--opt" in told
+    )
 
 
 def test_minutes_too_few_are_an_error_and_minutes_used_up_are_not(capfd, tmp_path, monkeypatch):
@@ -203,13 +243,16 @@ def test_minutes_too_few_are_an_error_and_minutes_used_up_are_not(capfd, tmp_pat
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
-    """A real process, killed without warning at some outer step: its --resume ends where an undisturbed one does."""
+    """A real process, killed without warning at some outer step: its --resume ends where an
+    undisturbed one does."""
     flags = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
 
     def start(*words):
         argv, environment = process(None, *words)
         environment["XLA_FLAGS"] = f"{environment['XLA_FLAGS']} {flags}"
-        return subprocess.Popen(argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        )
 
     def finish(*words):
         with start(*words) as running:

@@ -10,8 +10,21 @@ from tests.meta.pair import TIMEOUT, free_address, run_pair, start
 from tests.outer.trees import assert_close
 from tests.recipes.meta_runs import FLAGS, weights
 
-# With σ = 0.1 rounding in the losses grows 50-fold in the gradient, at the default of 0.01 5000-fold.
-RUN = ["meta-train", "lopt-a-digits", *FLAGS, "--steps", "3", "--judge-every", "3", "--sigma", "0.1", "--peak", "0.01"]
+# With σ = 0.1 rounding in the losses grows 50-fold in the gradient, at the default of 0.01
+# 5000-fold.
+RUN = [
+    "meta-train",
+    "lopt-a-digits",
+    *FLAGS,
+    "--steps",
+    "3",
+    "--judge-every",
+    "3",
+    "--sigma",
+    "0.1",
+    "--peak",
+    "0.01",
+]
 STOPPED = """
 import os, signal, sys
 from laconic.cli import main, meta_train
@@ -29,7 +42,9 @@ def test_the_flags_are_in_the_help(capfd):
     for argv in (["lopt-a-digits"], ["--resume", "x"]):
         code, out, _ = laconic(capfd, "meta-train", *argv, "--help")
         assert code == 0
-        assert all(flag in out for flag in ("--coordinator", "--processes", "--process", "HOST:PORT"))
+        assert all(
+            flag in out for flag in ("--coordinator", "--processes", "--process", "HOST:PORT")
+        )
 
 
 @pytest.mark.parametrize(
@@ -37,10 +52,22 @@ def test_the_flags_are_in_the_help(capfd):
     [
         (["--processes", "2"], ["belong together"]),
         (["--coordinator", "127.0.0.1:9", "--processes", "2"], ["belong together"]),
-        (["--coordinator", "127.0.0.1:9", "--processes", "2", "--process", "2"], ["from 0 to 1", "got 2"]),
-        (["--coordinator", "127.0.0.1:9", "--processes", "2", "--process", "-1"], ["from 0 to 1", "got -1"]),
-        (["--coordinator", "127.0.0.1", "--processes", "2", "--process", "0"], ["HOST:PORT", "'127.0.0.1'"]),
-        (["--coordinator", "here:port", "--processes", "2", "--process", "0"], ["HOST:PORT", "'here:port'"]),
+        (
+            ["--coordinator", "127.0.0.1:9", "--processes", "2", "--process", "2"],
+            ["from 0 to 1", "got 2"],
+        ),
+        (
+            ["--coordinator", "127.0.0.1:9", "--processes", "2", "--process", "-1"],
+            ["from 0 to 1", "got -1"],
+        ),
+        (
+            ["--coordinator", "127.0.0.1", "--processes", "2", "--process", "0"],
+            ["HOST:PORT", "'127.0.0.1'"],
+        ),
+        (
+            ["--coordinator", "here:port", "--processes", "2", "--process", "0"],
+            ["HOST:PORT", "'here:port'"],
+        ),
         (["--coordinator", ":99", "--processes", "2", "--process", "0"], ["HOST:PORT", "':99'"]),
     ],
 )
@@ -61,15 +88,30 @@ def test_two_processes_end_where_one_does_also_when_one_of_them_is_told_to_stop(
     elsewhere.mkdir()
     both = ["--coordinator", address, "--processes", "2"]
     command = [*RUN, "--devices", "2", "--out", "both", *both]
-    first, second = run_pair((tmp_path, None, *command, "--process", 0), (elsewhere, STOPPED, *command, "--process", 1))
+    first, second = run_pair(
+        (tmp_path, None, *command, "--process", 0), (elsewhere, STOPPED, *command, "--process", 1)
+    )
     assert (first[0], second[0]) == (0, 128 + 15), first[2] + second[2]
-    assert "asked to stop after outer step 1 of 3. Go on with: laconic meta-train --resume both" in first[2]
+    assert (
+        "asked to stop after outer step 1 of 3. Go on with: laconic meta-train --resume both"
+        in first[2]
+    )
     assert "asked to stop" not in second[2]
     assert checkpoint.peek(tmp_path / "both" / CHECKPOINT)["done"] == 1
     assert list(elsewhere.iterdir()) == []  # the first process alone writes
 
-    resume = ["meta-train", "--resume", tmp_path / "both", "--coordinator", free_address(), "--processes", "2"]
-    first, second = run_pair((tmp_path, None, *resume, "--process", 0), (elsewhere, None, *resume, "--process", 1))
+    resume = [
+        "meta-train",
+        "--resume",
+        tmp_path / "both",
+        "--coordinator",
+        free_address(),
+        "--processes",
+        "2",
+    ]
+    first, second = run_pair(
+        (tmp_path, None, *resume, "--process", 0), (elsewhere, None, *resume, "--process", 1)
+    )
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert "measure it:" in first[1]
     assert "measure it:" not in second[1]
@@ -85,8 +127,20 @@ def test_what_stops_the_first_process_stops_all(tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "file").touch()
-    command = [*RUN, "--devices", "2", "--out", "taken", "--coordinator", free_address(), "--processes", "2"]
-    first, second = run_pair((tmp_path, None, *command, "--process", 0), (tmp_path, None, *command, "--process", 1))
+    command = [
+        *RUN,
+        "--devices",
+        "2",
+        "--out",
+        "taken",
+        "--coordinator",
+        free_address(),
+        "--processes",
+        "2",
+    ]
+    first, second = run_pair(
+        (tmp_path, None, *command, "--process", 0), (tmp_path, None, *command, "--process", 1)
+    )
     assert (first[0], second[0]) == (1, 1)
     assert "error: taken is already there and not empty" in first[2]
     assert "error: process 0 could not go on" in second[2]

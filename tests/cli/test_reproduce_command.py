@@ -29,7 +29,9 @@ def test_refusals_are_one_line(capfd, tmp_path):
     assert_one_error(capfd, ["reproduce"], ["--list"])
     assert_one_error(capfd, ["reproduce", "fig-worker"], ["unknown experiment", "fig-workers"])
     assert_one_error(capfd, ["reproduce", "--resume", tmp_path], ["nothing to resume"])
-    assert_one_error(capfd, ["reproduce", "fig-h-transfer", "--panels", "h8"], ["unknown panel", "h4"])
+    assert_one_error(
+        capfd, ["reproduce", "fig-h-transfer", "--panels", "h8"], ["unknown panel", "h4"]
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

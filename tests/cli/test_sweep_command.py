@@ -13,7 +13,18 @@ from laconic.store.runlog import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.outer.trees import QUICK
 
-SMALL = ["--task", "digits-mlp:width=4", "--workers", "2", "--local-steps", "1", "--batch", "4", "--rounds", "12"]
+SMALL = [
+    "--task",
+    "digits-mlp:width=4",
+    "--workers",
+    "2",
+    "--local-steps",
+    "1",
+    "--batch",
+    "4",
+    "--rounds",
+    "12",
+]
 SMALL += ["--points-at-once", "2"]
 
 

@@ -13,7 +13,18 @@ from laconic.store.runlog import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.outer.trees import QUICK
 
-SMALL = ["--task", "digits-mlp:width=4", "--optimizer", "local-sgd", "--workers", "2", "--batch", "4", "--rounds", "6"]
+SMALL = [
+    "--task",
+    "digits-mlp:width=4",
+    "--optimizer",
+    "local-sgd",
+    "--workers",
+    "2",
+    "--batch",
+    "4",
+    "--rounds",
+    "6",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +35,14 @@ def quick(monkeypatch):
 def test_help_names_flags_and_recipes(capfd):
     code, out, _ = laconic(capfd, "train", "--help")
     assert code == 0
-    for word in ("--task", "--optimizer", "--compress", "--norm-limit", "laconic launch --workers 4", *TRAIN_RECIPES):
+    for word in (
+        "--task",
+        "--optimizer",
+        "--compress",
+        "--norm-limit",
+        "laconic launch --workers 4",
+        *TRAIN_RECIPES,
+    ):
         assert word in out
 
 
@@ -33,14 +51,18 @@ def test_a_training_ends_with_what_came_out(capfd, tmp_path):
     code, out, err = laconic(capfd, "train", *SMALL, "--out", folder)
     assert code == 0, err
     assert "6/6" in err
-    shown = {name: text.strip() for name, _, text in (line.partition(":") for line in out.splitlines())}
+    shown = {
+        name: text.strip() for name, _, text in (line.partition(":") for line in out.splitlines())
+    }
     summary = read(folder / "records.jsonl")[-1]
     assert shown["optimizer"] == "local-sgd"
     assert shown["rounds"].startswith("6 in ")
     assert shown["train loss"].split()[0] == f"{summary['loss']:.3g}"
     assert shown["state"] == summary["final_digests"][0][:12]
     assert shown["weights"] == str(folder / "weights.safetensors")
-    assert (folder / "command.txt").read_text().startswith("laconic train --task digits-mlp:width=4")
+    assert (
+        (folder / "command.txt").read_text().startswith("laconic train --task digits-mlp:width=4")
+    )
 
 
 def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkeypatch):
@@ -100,7 +122,13 @@ def test_one_process_and_many_do_not_go_on_for_each_other(capfd, tmp_path, raise
         command.shared_config(["train", "--resume", str(tmp_path / "run")], None)
     path = tmp_path / "run" / "records.jsonl"
     path.write_text(path.read_text().replace('"engine": "simulated"', '"engine": "torchft"'))
-    assert command.shared_config(["train", "--resume", str(tmp_path / "run")], None)[0] == TrainConfig(
+    assert command.shared_config(["train", "--resume", str(tmp_path / "run")], None)[
+        0
+    ] == TrainConfig(
         "digits-mlp:width=4", "local-sgd", workers=2, batch=4, rounds=6, out=tmp_path / "run"
     )
-    assert_one_error(capfd, ["train", "--resume", tmp_path / "run"], ["real processes", "laconic launch -- train"])
+    assert_one_error(
+        capfd,
+        ["train", "--resume", tmp_path / "run"],
+        ["real processes", "laconic launch -- train"],
+    )

@@ -38,7 +38,7 @@ def worker_entry(name):
     return ENGINES[name]
 
 
-# --- seats ------------------------------------------------------------------------------------------------------------
+# --- seats ----------------------------------------------------------------------------------------
 
 
 def test_the_environment_gives_a_seat_and_flags_go_before_it():
@@ -47,8 +47,15 @@ def test_the_environment_gives_a_seat_and_flags_go_before_it():
     assert (seat.bind, seat.host) == ("127.0.0.1", "127.0.0.1")
     assert seat_of(WorkerConfig(port=5), PLACE, 4).address == "127.0.0.1:5"
     waits = Waits(timeout=3.0)
-    seat = seat_of(WorkerConfig(join="localhost:9", worker=1, host="127.0.0.9", waits=waits), None, 2)
-    assert (seat.worker, seat.address, seat.host, seat.waits) == (1, "localhost:9", "127.0.0.9", waits)
+    seat = seat_of(
+        WorkerConfig(join="localhost:9", worker=1, host="127.0.0.9", waits=waits), None, 2
+    )
+    assert (seat.worker, seat.address, seat.host, seat.waits) == (
+        1,
+        "localhost:9",
+        "127.0.0.9",
+        waits,
+    )
     assert seat_of(WorkerConfig(join="127.0.0.1:9"), PLACE, 4).worker == 2
 
 
@@ -66,7 +73,11 @@ def test_one_who_listens_everywhere_is_reached_where_it_faces_the_others(monkeyp
         (WorkerConfig(join="127.0.0.1:9", worker=4), None, ["from 0 to 3", "got 4"]),
         (WorkerConfig(join="127.0.0.1:9", worker=-1), None, ["from 0 to 3", "got -1"]),
         (WorkerConfig(join="127.0.0.1", worker=0), None, ["HOST:PORT"]),
-        (WorkerConfig(join="192.0.2.1:9", worker=0), None, ["beyond this machine", "--bind", "0.0.0.0"]),
+        (
+            WorkerConfig(join="192.0.2.1:9", worker=0),
+            None,
+            ["beyond this machine", "--bind", "0.0.0.0"],
+        ),
         (WorkerConfig(), PLACE._replace(host="192.0.2.1"), ["192.0.2.1", "--bind"]),
     ],
 )
@@ -76,7 +87,7 @@ def test_seats_that_cannot_be(config, place, parts, raises_clearly):
         seat_of(config, place, 4)
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 JOIN = ["--join", "127.0.0.1:9", "--worker", "0"]
 
@@ -102,7 +113,9 @@ def test_errors_are_one_line_and_write_nothing(argv, parts, capfd, tmp_path, mon
 def test_no_token_no_worker(capfd, tmp_path):
     argv = ["worker", *JOIN, "--", "train"]
     assert_one_error(capfd, argv, ["needs the token", "LACONIC_TOKEN", "--token-file"])
-    assert_one_error(capfd, [*argv[:1], "--token-file", "none", *argv[1:]], ["cannot read the token in none"])
+    assert_one_error(
+        capfd, [*argv[:1], "--token-file", "none", *argv[1:]], ["cannot read the token in none"]
+    )
     (tmp_path / "empty").write_text("\n")
     assert_one_error(capfd, [*argv[:1], "--token-file", "empty", *argv[1:]], ["holds no token"])
 
@@ -110,34 +123,58 @@ def test_no_token_no_worker(capfd, tmp_path):
 def test_half_an_environment_is_an_error(capfd, monkeypatch):
     monkeypatch.setenv("LACONIC_TOKEN", "secret")
     monkeypatch.setenv("RANK", "0")
-    assert_one_error(capfd, ["worker", "--", "train"], ["sets RANK but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT"])
+    assert_one_error(
+        capfd, ["worker", "--", "train"], ["sets RANK but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT"]
+    )
 
 
 def test_the_environment_counts_the_workers(capfd, monkeypatch):
     monkeypatch.setenv("LACONIC_TOKEN", "secret")
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}.items():
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "9",
+    }.items():
         monkeypatch.setenv(name, value)
-    assert_one_error(capfd, ["worker", "--", "train", "--workers", "3"], ["there are 2 workers", "for 3"])
+    assert_one_error(
+        capfd, ["worker", "--", "train", "--workers", "3"], ["there are 2 workers", "for 3"]
+    )
 
 
 def test_a_host_whose_port_is_taken_says_so(capfd, monkeypatch):
     monkeypatch.setenv("LACONIC_TOKEN", "secret")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+        place = {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port - 1),
+        }
         for name, value in place.items():
             monkeypatch.setenv(name, value)
-        assert_one_error(capfd, ["worker", "--", "train"], [f"cannot listen at 127.0.0.1:{port}", "in use"])
+        assert_one_error(
+            capfd, ["worker", "--", "train"], [f"cannot listen at 127.0.0.1:{port}", "in use"]
+        )
 
 
 def test_help_teaches(capfd):
     code, out, _ = laconic(capfd, "worker", "--help")
     assert code == 0
-    for word in ("srun laconic worker", "torchrun", "--join", "--token-file", "--silence", "--bind", "LACONIC_TOKEN"):
+    for word in (
+        "srun laconic worker",
+        "torchrun",
+        "--join",
+        "--token-file",
+        "--silence",
+        "--bind",
+        "LACONIC_TOKEN",
+    ):
         assert word in out
 
 
-# --- the token --------------------------------------------------------------------------------------------------------
+# --- the token ------------------------------------------------------------------------------------
 
 
 def test_a_token_is_in_a_file_or_in_the_environment(tmp_path):
@@ -148,7 +185,7 @@ def test_a_token_is_in_a_file_or_in_the_environment(tmp_path):
     assert find_token(None, {"LACONIC_TOKEN": ""}) is None
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+# --- what it says ---------------------------------------------------------------------------------
 
 
 def a_message(now, **more):
@@ -189,7 +226,9 @@ def test_a_pace_is_kept(monkeypatch):
     now, slept = [100.0], []
     monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(
-        worker.time, "sleep", lambda seconds: (slept.append(seconds), now.__setitem__(0, now[0] + seconds))
+        worker.time,
+        "sleep",
+        lambda seconds: (slept.append(seconds), now.__setitem__(0, now[0] + seconds)),
     )
     pace = Pace(2.0)
     pace()
@@ -210,7 +249,11 @@ def _compile_in_turn(folder, at, end):
 
 def test_one_compiles_at_a_time(tmp_path):
     """A lock between processes: free once everything is compiled, and when its holder dies."""
-    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
+    names = (
+        "compilation_cache_dir",
+        "persistent_cache_min_compile_time_secs",
+        "persistent_cache_min_entry_size_bytes",
+    )
     before = {name: getattr(jax.config, f"jax_{name}") for name in names}
     fresh = multiprocessing.get_context("spawn")
     at, end = fresh.Queue(), fresh.Queue()

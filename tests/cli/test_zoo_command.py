@@ -48,7 +48,13 @@ def test_a_card_is_shown(two, capfd, by_path):
     name = two / "made-up.safetensors" if by_path else "made-up"
     code, out, _ = laconic(capfd, "zoo", "show", name)
     assert code == 0
-    for part in ("made-up", "laconic.load", "4500", "Diverges after 2000 rounds <sometimes>.", "NVIDIA H200"):
+    for part in (
+        "made-up",
+        "laconic.load",
+        "4500",
+        "Diverges after 2000 rounds <sometimes>.",
+        "NVIDIA H200",
+    ):
         assert part in out
     assert "|---|" not in out  # it is rendered
     code, out, _ = laconic(capfd, "zoo", "show", name, "--json")
@@ -60,7 +66,9 @@ def test_an_export_prints_its_paths(two, tmp_path, capfd):
     folder = tmp_path / "a" / "b"
     code, out, _ = laconic(capfd, "zoo", "export", "made-up", "--out", folder)
     assert code == 0
-    assert out.splitlines() == [str(folder / f"made-up.{end}") for end in ("safetensors", "md", "json")]
+    assert out.splitlines() == [
+        str(folder / f"made-up.{end}") for end in ("safetensors", "md", "json")
+    ]
     assert zoo.load(folder / "made-up.safetensors").card == a_card()
     assert json.loads((folder / "made-up.json").read_text()) == to_json(a_card())
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -87,7 +95,9 @@ def test_errors_are_one_line(two, argv, parts, capfd, tmp_path, monkeypatch):
 
 
 def test_a_name_on_an_empty_shelf_is_an_error(shelf, capfd):
-    assert_one_error(capfd, ["zoo", "show", "made-up"], ["no optimizer is published", ".safetensors"])
+    assert_one_error(
+        capfd, ["zoo", "show", "made-up"], ["no optimizer is published", ".safetensors"]
+    )
 
 
 def damage(path):
@@ -103,7 +113,9 @@ def test_a_damaged_file_is_an_error(two, capfd):
 
 def about(out):
     """The words of each line that is about one of the two."""
-    return [words for words in map(str.split, out.splitlines()) if words[:1] in (["made-up"], ["other"])]
+    return [
+        words for words in map(str.split, out.splitlines()) if words[:1] in (["made-up"], ["other"])
+    ]
 
 
 @pytest.mark.parametrize("argv", [["zoo", "list"], ["optimizers"]], ids=" ".join)

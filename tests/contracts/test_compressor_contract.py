@@ -1,4 +1,5 @@
-"""What every compressor promises: bytes that are counted and can be read by hand, nothing lost but what it says."""
+"""What every compressor promises: bytes that are counted and can be read by hand, nothing lost but
+what it says."""
 
 from functools import cache
 from typing import Any
@@ -15,9 +16,19 @@ from tests.outer.trees import QUICK, assert_close, float64, random_tree
 LOSSLESS, ROUNDING = ["dense"], ["int8", "int4", "topk:0.25+int8", "tensor-topk:0.5+int4"]
 BASES = [*LOSSLESS, "topk:0.1", "tensor-topk:0.3", *ROUNDING]
 SPECS = [*BASES, *[f"{base}+ef" for base in BASES]]
-SHAPES = {"a": (13, 11), "b": (7,), "c": (), "d": (2, 150)}  # 451 entries: two buckets, and an odd number
+SHAPES = {
+    "a": (13, 11),
+    "b": (7,),
+    "c": (),
+    "d": (2, 150),
+}  # 451 entries: two buckets, and an odd number
 ODD = [{"w": (n,)} for n in (1, 255, 257)]
-ONE_VECTOR = ["topk:0.1", "int8", "int4", "topk:0.25+int8"]  # with one tensor, by tensor is no other way
+ONE_VECTOR = [
+    "topk:0.1",
+    "int8",
+    "int4",
+    "topk:0.25+int8",
+]  # with one tensor, by tensor is no other way
 
 
 class Subject:
@@ -38,7 +49,9 @@ class Subject:
             _, state, sent = self._send(*(now[0], state, now[1]))
             return state, sent
 
-        return jax.lax.scan(body, self.compressor.init(jax.tree.map(lambda d: d[0], deltas_T)), (deltas_T, keys_T))
+        return jax.lax.scan(
+            body, self.compressor.init(jax.tree.map(lambda d: d[0], deltas_T)), (deltas_T, keys_T)
+        )
 
 
 @cache
@@ -49,11 +62,14 @@ def subject(spec: str) -> Subject:
 def fresh(spec: str, delta: Any, seed: int = 0) -> tuple[Any, Any, Any]:
     """(payload, state, what the receiver decodes) of a first message."""
     delta = jax.tree.map(jnp.asarray, delta)
-    return jax.device_get(subject(spec).send(delta, subject(spec).compressor.init(delta), jax.random.key(seed)))
+    return jax.device_get(
+        subject(spec).send(delta, subject(spec).compressor.init(delta), jax.random.key(seed))
+    )
 
 
 def parts_of(spec: str) -> tuple[bool, float, int]:
-    """(tensor by tensor, fraction kept, bits of a value) by another parser than the package's; 0 bits: float32."""
+    """(tensor by tensor, fraction kept, bits of a value) by another parser than the package's; 0
+    bits: float32."""
     words = spec.removesuffix("+ef").split("+")
     fraction = next((float(w.split(":")[1]) for w in words if "topk" in w), 1.0)
     return words[0].startswith("tensor"), fraction, {"int8": 8, "int4": 4}.get(words[-1], 0)
@@ -68,7 +84,11 @@ def bits_of(spec: str, shapes: Any) -> int:
         if "topk" not in spec:
             total += twin.quantised_bits(n, width) if width else twin.dense_bits(n)
         else:
-            total += twin.topk_quantised_bits(n, fraction, width) if width else twin.topk_bits(n, fraction)
+            total += (
+                twin.topk_quantised_bits(n, fraction, width)
+                if width
+                else twin.topk_bits(n, fraction)
+            )
     return total
 
 
@@ -96,8 +116,13 @@ def messages_in(spec: str, delta: Any, payload: Any, key: Any) -> list[tuple[np.
 
 @pytest.mark.parametrize(
     ("spec", "shapes"),
-    [*((spec, SHAPES) for spec in BASES), *((spec, shapes) for spec in ONE_VECTOR for shapes in ODD)],
-    ids=lambda x: x if isinstance(x, str) else f"{sum(int(np.prod(s)) for s in x.values())} entries",
+    [
+        *((spec, SHAPES) for spec in BASES),
+        *((spec, shapes) for spec in ONE_VECTOR for shapes in ODD),
+    ],
+    ids=lambda x: (
+        x if isinstance(x, str) else f"{sum(int(np.prod(s)) for s in x.values())} entries"
+    ),
 )
 def test_the_wire_holds_what_the_twin_would_send(spec, shapes):
     delta, (_, fraction, width) = random_tree(shapes, 3, 1e-2), parts_of(spec)
@@ -121,11 +146,14 @@ def test_the_wire_holds_what_the_twin_would_send(spec, shapes):
 
 
 def rounded(x: np.ndarray, values: Any, width: int, key: Any) -> np.ndarray:
-    """What the codes on the wire say, once they are shown to be the twin's codes for the same noise."""
+    """What the codes on the wire say, once they are shown to be the twin's codes for the same
+    noise."""
     L, noise = twin.levels(width), np.asarray(jax.random.uniform(key, (len(x),)), np.float64)
     codes, scales = twin.quantise_codes(x, width, noise)
     sent = read_codes(values.levels, len(x), width)
-    np.testing.assert_array_equal(np.asarray(values.scales, np.float64), scales)  # a maximum is not rounded
+    np.testing.assert_array_equal(
+        np.asarray(values.scales, np.float64), scales
+    )  # a maximum is not rounded
     scale = np.array([scales[i // 256] for i in range(len(x))])
     before_floor = x / np.where(scale > 0, scale, 1.0) * L + noise
     for i in np.flatnonzero(np.array(sent) != np.array(codes)):
@@ -147,9 +175,14 @@ def test_bits_are_the_bytes_sent(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+)
 def test_structure_shape_and_dtype_come_back(spec, dtypes):
-    delta = {"a": jax.ShapeDtypeStruct((13, 11), dtypes[0]), "b": [jax.ShapeDtypeStruct((), dtypes[1])]}
+    delta = {
+        "a": jax.ShapeDtypeStruct((13, 11), dtypes[0]),
+        "b": [jax.ShapeDtypeStruct((), dtypes[1])],
+    }
     compressor = parse_compressor(spec)
     state = jax.eval_shape(compressor.init, delta)
     _, after, decoded = jax.eval_shape(subject(spec)._send, delta, state, jax.random.key(0))
@@ -161,7 +194,9 @@ def test_structure_shape_and_dtype_come_back(spec, dtypes):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_zeros_stay_zeros(spec):
-    payload, state, decoded = fresh(spec, {name: np.zeros(s, np.float32) for name, s in SHAPES.items()})
+    payload, state, decoded = fresh(
+        spec, {name: np.zeros(s, np.float32) for name, s in SHAPES.items()}
+    )
     for leaf in jax.tree.leaves((state, decoded)):
         np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
     assert len(payload_bytes(payload)) > 0
@@ -176,7 +211,9 @@ def test_the_same_key_gives_the_same_bytes_alone_or_in_a_vmap(spec):
     together = jax.device_get(subject(spec).many(stacked, jax.vmap(init)(stacked), keys))
     for i, delta in enumerate(deltas):
         alone = fresh(spec, delta, seed=4 + i)
-        assert payload_bytes(alone[0]) == payload_bytes(jax.tree.map(lambda x, i=i: x[i], together[0]))
+        assert payload_bytes(alone[0]) == payload_bytes(
+            jax.tree.map(lambda x, i=i: x[i], together[0])
+        )
         assert payload_bytes(alone[0]) == payload_bytes(fresh(spec, delta, seed=4 + i)[0])
     other = payload_bytes(fresh(spec, deltas[0], seed=77)[0])
     assert (other != payload_bytes(fresh(spec, deltas[0], seed=4)[0])) == (parts_of(spec)[2] > 0)
@@ -196,12 +233,15 @@ def test_error_feedback_telescopes(base):
 
 
 @pytest.mark.parametrize(
-    ("base", "compress"), [("topk:0.1", twin.topk_global), ("tensor-topk:0.3", twin.topk_per_tensor)]
+    ("base", "compress"),
+    [("topk:0.1", twin.topk_global), ("tensor-topk:0.3", twin.topk_per_tensor)],
 )
 def test_error_feedback_follows_the_twin(base, compress):
     fraction = float(base.split(":")[1])
     deltas_T = random_tree({name: (12, *s) for name, s in SHAPES.items()}, 6, 1e-2)
-    state, sent_T = jax.device_get(subject(f"{base}+ef").rounds(deltas_T, jax.random.split(jax.random.key(0), 12)))
+    state, sent_T = jax.device_get(
+        subject(f"{base}+ef").rounds(deltas_T, jax.random.split(jax.random.key(0), 12))
+    )
     worker = twin.ErrorFeedback(lambda tree: compress(tree, fraction))
     for t in range(12):
         sent = worker({name: x[t] for name, x in float64(deltas_T).items()})
@@ -212,15 +252,23 @@ def test_error_feedback_follows_the_twin(base, compress):
 @pytest.mark.parametrize("spec", ROUNDING)
 def test_rounding_is_unbiased(spec):
     rng, draws, (_, fraction, width) = np.random.default_rng(8), 4000, parts_of(spec)
-    # Between the grid's points, so that each draw goes up or down with a fair chance; the scale is 1.
-    x = rng.choice([-1, 1], 160) * (rng.integers(0, twin.levels(width), 160) + rng.uniform(0.2, 0.8, 160))
+    # Between the grid's points, so that each draw goes up or down with a fair chance; the scale is
+    # 1.
+    x = rng.choice([-1, 1], 160) * (
+        rng.integers(0, twin.levels(width), 160) + rng.uniform(0.2, 0.8, 160)
+    )
     x = np.asarray(x / twin.levels(width), np.float32)
     x[5] = 1.0
-    compressor, kept = subject(spec).compressor, twin.topk_global({"w": x.astype(np.float64)}, fraction)["w"]
+    compressor, kept = (
+        subject(spec).compressor,
+        twin.topk_global({"w": x.astype(np.float64)}, fraction)["w"],
+    )
 
     def mean_and_variance(key: Any) -> Any:
         tree = {"w": jnp.asarray(x)}
-        send = lambda k: compressor.decode(compressor.encode(tree, compressor.init(tree), k)[0], tree)["w"]
+        send = lambda k: compressor.decode(
+            compressor.encode(tree, compressor.init(tree), k)[0], tree
+        )["w"]
         found = jax.vmap(send)(jax.random.split(key, draws))
         return jnp.mean(found, axis=0), jnp.var(found, axis=0)
 

@@ -55,7 +55,11 @@ def kinds(tree: Any) -> Any:
 
 def steps(name: str, count: int, seed: int = 0, theta: Any = None) -> list[Any]:
     """(gradient, state, metrics) of some steps from a new start."""
-    member, theta, key = subject(name), unflatten() if theta is None else theta, jax.random.key(seed)
+    member, theta, key = (
+        subject(name),
+        unflatten() if theta is None else theta,
+        jax.random.key(seed),
+    )
     state, seen = member.init(theta, key), []
     for j in range(count):
         seen.append(member.estimate(theta, state, jax.random.fold_in(key, 100 + j)))
@@ -111,7 +115,9 @@ def test_halves_of_the_groups_give_halves_of_the_gradient(name):
     """So groups may lie on any device, and a mean over devices is the whole gradient."""
     member, key = subject(name), jax.random.key(9)
     state = steps(name, 2)[-1][1]
-    halves = [jax.tree.map(lambda x, part=part: x[part], state) for part in (slice(0, 3), slice(3, None))]
+    halves = [
+        jax.tree.map(lambda x, part=part: x[part], state) for part in (slice(0, 3), slice(3, None))
+    ]
     whole = member.estimate(unflatten(), state, key)
     parts = [member.estimate(unflatten(), half, key) for half in halves]
     mean = np.mean([flatten(part[0]) for part in parts], axis=0)
@@ -125,17 +131,23 @@ def test_the_state_is_arrays_of_plain_types(name):
     state = steps(name, 1)[0][1]
     for leaf in jax.tree.leaves(state):
         assert isinstance(leaf, jax.Array)
-        assert jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.dtype in (jnp.float32, jnp.int32)
+        assert jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.dtype in (
+            jnp.float32,
+            jnp.int32,
+        )
 
 
 def test_a_diverged_run_begins_anew_and_spoils_nothing(name):
-    """Learning rates of e³⁰ overflow within a truncation: the losses are high, then the weights ∞, then all is NaN."""
+    """Learning rates of e³⁰ overflow within a truncation: the losses are high, then the weights ∞,
+    then all is NaN."""
     wild = unflatten() | {"log_rates": jnp.full(3, 30.0)}
     seen = steps(name, 3, theta=wild)
     lost = np.zeros(GROUPS, bool)
     for gradient, state, metrics in seen:
         reset = np.asarray(metrics.reset)
-        finite = np.all([np.isfinite(leaf).reshape(GROUPS, -1).all(axis=1) for leaf in bits(state)], axis=0)
+        finite = np.all(
+            [np.isfinite(leaf).reshape(GROUPS, -1).all(axis=1) for leaf in bits(state)], axis=0
+        )
         assert np.all(finite[reset])
         assert np.all(reset[lost])  # a second truncation is all at the ceiling
         assert np.all(np.isfinite(flatten(gradient)))
@@ -144,7 +156,8 @@ def test_a_diverged_run_begins_anew_and_spoils_nothing(name):
 
 
 def test_hopeless_runs_go_on_if_asked_to(name):
-    """With `reset_diverged=False` only its length ends a run, though all its losses are at the ceiling."""
+    """With `reset_diverged=False` only its length ends a run, though all its losses are at the
+    ceiling."""
 
     def hopeless(theta: Any, run: Any, items: Any) -> Any:
         after, losses_T = unroll(theta, run, items)
@@ -155,7 +168,9 @@ def test_hopeless_runs_go_on_if_asked_to(name):
     state = jax.jit(estimator.init, compiler_options=QUICK)(unflatten(), jax.random.key(0))
     estimate, resets = jax.jit(estimator.estimate, compiler_options=QUICK), []
     for j in range(4):
-        due = np.asarray(state.clock.done) + SETTINGS["truncation"] >= np.asarray(state.clock.horizon)
+        due = np.asarray(state.clock.done) + SETTINGS["truncation"] >= np.asarray(
+            state.clock.horizon
+        )
         _, state, metrics = estimate(unflatten(), state, jax.random.key(j))
         np.testing.assert_allclose(metrics.loss, CEILING, rtol=1e-6)
         np.testing.assert_array_equal(metrics.reset, due)

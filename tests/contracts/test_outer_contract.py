@@ -25,7 +25,11 @@ SERVER = Simulated(IDLE, parse_compressor("dense"))
 @pytest.fixture(params=list(OUTER))
 def name(request):
     # optax's Adam raises β to an integer power, which strict promotion forbids.
-    strict = contextlib.nullcontext() if request.param != "optax" else jax.numpy_dtype_promotion("standard")
+    strict = (
+        contextlib.nullcontext()
+        if request.param != "optax"
+        else jax.numpy_dtype_promotion("standard")
+    )
     with strict:
         yield request.param
 
@@ -52,7 +56,9 @@ class Subject:
 
         def body(carry: Any, _: None) -> Any:
             params, state = carry
-            updates, state = self.update(self.outer.tx, params, state, pull(params, targets_K), jnp.ones(K))
+            updates, state = self.update(
+                self.outer.tx, params, state, pull(params, targets_K), jnp.ones(K)
+            )
             params = optax.apply_updates(params, updates)
             return (params, state), (params, state)
 
@@ -117,7 +123,9 @@ def test_no_second_trace_and_the_same_bits_again(name):
     state = member.outer.tx.init(params)
     first = member.step(params, state, pull(params, targets), jnp.ones(K))
     again = member.step(params, state, pull(params, targets), jnp.ones(K))
-    member.step(optax.apply_updates(params, first[0]), first[1], pull(params, targets), 2.0 * jnp.ones(K))
+    member.step(
+        optax.apply_updates(params, first[0]), first[1], pull(params, targets), 2.0 * jnp.ones(K)
+    )
     assert member.traces == 1
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -141,14 +149,23 @@ def test_a_chain_passes_everything_on(name):
     params, targets = jax.tree.map(jnp.asarray, problem(0))
     member, weights = subject(name), jnp.array([1.0, 0, 1, 1, 2, 1, 1, 1])
     chained = optax.chain(member.outer.tx, optax.scale(0.5))
-    run = jax.jit(lambda p, d: member.update(chained, p, chained.init(p), d, weights)[0], compiler_options=QUICK)
+    run = jax.jit(
+        lambda p, d: member.update(chained, p, chained.init(p), d, weights)[0],
+        compiler_options=QUICK,
+    )
     alone, _ = member.step(params, member.outer.tx.init(params), pull(params, targets), weights)
-    assert_close(run(params, pull(params, targets)), {n: 0.5 * np.asarray(x) for n, x in alone.items()}, 1e-6)
+    assert_close(
+        run(params, pull(params, targets)), {n: 0.5 * np.asarray(x) for n, x in alone.items()}, 1e-6
+    )
 
 
 def test_an_absent_worker_changes_nothing(name):
     params, targets = jax.tree.map(jnp.asarray, problem(0))
-    member, weights, absent = subject(name), jnp.array([1.0, 0, 1, 1, 2, 1, 0, 1]), jnp.array([1, 6])
+    member, weights, absent = (
+        subject(name),
+        jnp.array([1.0, 0, 1, 1, 2, 1, 0, 1]),
+        jnp.array([1, 6]),
+    )
     state, deltas = member.outer.tx.init(params), pull(params, targets)
     expected = member.step(params, state, deltas, weights)
     for garbage in (jnp.nan, jnp.inf, 1e30):
@@ -158,7 +175,10 @@ def test_an_absent_worker_changes_nothing(name):
             np.testing.assert_array_equal(a, b)
     # And the weights do count: dropping somebody else gives another result.
     other = member.step(params, state, deltas, weights.at[0].set(0.0))
-    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(other[0]), jax.tree.leaves(expected[0]), strict=True))
+    assert any(
+        np.any(a != b)
+        for a, b in zip(jax.tree.leaves(other[0]), jax.tree.leaves(expected[0]), strict=True)
+    )
 
 
 def test_state_is_arrays_and_nothing_else(name):

@@ -47,5 +47,7 @@ def nowhere(serve):
     import socket
 
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound but not listening, so nobody else can listen there either
+        taken.bind(
+            ("127.0.0.1", 0)
+        )  # bound but not listening, so nobody else can listen there either
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -1,4 +1,5 @@
-"""Byte pairs: round trips of any bytes, a naive twin that counts everything anew, and what is remembered."""
+"""Byte pairs: round trips of any bytes, a naive twin that counts everything anew, and what is
+remembered."""
 
 import itertools
 import json
@@ -123,7 +124,10 @@ def test_a_damaged_file_is_replaced(tmp_path, counted, spoiled):
     right = path.read_text()
     content = json.loads(right)
     later = {**content, "merges": [[97, 300], [1, 2]]}
-    texts = {"sha": json.dumps(later), "short": json.dumps({**content, "merges": content["merges"][:1]})}
+    texts = {
+        "sha": json.dumps(later),
+        "short": json.dumps({**content, "merges": content["merges"][:1]}),
+    }
     path.write_text(texts.get(spoiled, spoiled))
     assert bpe.learned_once(ENGLISH, 258, tmp_path) == good
     assert len(counted) == 2

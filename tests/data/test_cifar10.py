@@ -1,4 +1,5 @@
-"""The binary CIFAR-10 loader on small files and archives of the official format, and the real files."""
+"""The binary CIFAR-10 loader on small files and archives of the official format, and the real
+files."""
 
 import dataclasses
 import hashlib
@@ -57,7 +58,11 @@ def pack(path, members):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    return Remote("cifar-10-binary.tar.gz", f"http://official.example/{path.name}", f"md5:{md5(path.read_bytes())}")
+    return Remote(
+        "cifar-10-binary.tar.gz",
+        f"http://official.example/{path.name}",
+        f"md5:{md5(path.read_bytes())}",
+    )
 
 
 def test_loads_small_official_files(data_root, contents, arrays):
@@ -75,7 +80,9 @@ def test_loads_small_official_files(data_root, contents, arrays):
 
 def test_downloads_and_unpacks_the_archive(data_root, contents, serve, tmp_path):
     site = tmp_path / "site"
-    archive = pack(site / "c.tar.gz", {f"{cifar10.FOLDER}/{name}": data for name, data in contents.items()})
+    archive = pack(
+        site / "c.tar.gz", {f"{cifar10.FOLDER}/{name}": data for name, data in contents.items()}
+    )
     archive = dataclasses.replace(archive, url=serve(site) + "/c.tar.gz")
     dataset = cifar10.load(archive, registry(contents, archive))
     assert dataset.feed.size("test") == 6
@@ -130,7 +137,9 @@ def test_damaged_file_is_named(data_root, contents, raises_clearly):
     files = registry(contents)
     contents[NAMES[2]] = contents[NAMES[2]][:-1]
     put(data_root / cifar10.FOLDER, contents)
-    with raises_clearly(str(data_root / cifar10.FOLDER / NAMES[2]), files[2].digest, md5(contents[NAMES[2]])):
+    with raises_clearly(
+        str(data_root / cifar10.FOLDER / NAMES[2]), files[2].digest, md5(contents[NAMES[2]])
+    ):
         cifar10.load(files=files)
 
 
@@ -158,4 +167,6 @@ def test_the_real_files(real_data):
     parts = [dataset.feed.splits[split] for split in ("train", "valid", "outer_valid")]
     assert np.bincount(np.concatenate([part["y"] for part in parts])).tolist() == [5000] * 10
     total = sum(np.asarray(part["x"]).reshape(-1, 3).sum(0, dtype=np.uint64) for part in parts)
-    np.testing.assert_allclose(total / (50000 * 1024 * 255), [0.4914, 0.4822, 0.4465], atol=1e-4)  # well-known means
+    np.testing.assert_allclose(
+        total / (50000 * 1024 * 255), [0.4914, 0.4822, 0.4465], atol=1e-4
+    )  # well-known means

@@ -25,7 +25,9 @@ def threads():
 
 def test_resident_takes_rows_of_every_array():
     x = np.arange(24).reshape(6, 4).astype(np.uint8)
-    feed = Resident({"train": {"x": jnp.asarray(x), "y": jnp.arange(6)}, "test": {"x": jnp.asarray(x[:2])}})
+    feed = Resident(
+        {"train": {"x": jnp.asarray(x), "y": jnp.arange(6)}, "test": {"x": jnp.asarray(x[:2])}}
+    )
     assert (feed.size(), feed.size("test")) == (6, 2)
     got = feed.take(jnp.array([[5, 0], [1, 1]]))
     np.testing.assert_array_equal(got["x"], x[[[5, 0], [1, 1]]])

@@ -14,7 +14,9 @@ NAMES = list(fmnist.SHA256)
 
 def idx_bytes(array, magic=None):
     magic = 0x0800 + array.ndim if magic is None else magic
-    return struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.astype(np.uint8).tobytes()
+    )
 
 
 def tiny():
@@ -36,7 +38,9 @@ def put(folder, contents):
 
 
 def registry(contents, address=fmnist.ADDRESS):
-    return fmnist.published(address, {name: hashlib.sha256(contents[name]).hexdigest() for name in NAMES})
+    return fmnist.published(
+        address, {name: hashlib.sha256(contents[name]).hexdigest() for name in NAMES}
+    )
 
 
 @pytest.fixture
@@ -58,19 +62,25 @@ def test_loads_small_official_files(data_root, contents):
     for part in dataset.feed.splits.values():
         assert part["x"].shape[1:] == (28, 28, 1)
         np.testing.assert_array_equal(part["x"][:, 0, 0, 0], part["y"])
-    np.testing.assert_array_equal(dataset.feed.splits["test"]["x"][..., 0], tiny()["t10k-images-idx3-ubyte"])
+    np.testing.assert_array_equal(
+        dataset.feed.splits["test"]["x"][..., 0], tiny()["t10k-images-idx3-ubyte"]
+    )
 
 
 def test_downloads_all_four_files(data_root, contents, serve, tmp_path):
     put(tmp_path / "site", contents)
     dataset = fmnist.load(registry(contents, serve(tmp_path / "site")))
     assert dataset.feed.size("train") == 32
-    assert sorted(path.name for path in (data_root / "fashion-mnist").iterdir()) == sorted(f"{n}.gz" for n in NAMES)
+    assert sorted(path.name for path in (data_root / "fashion-mnist").iterdir()) == sorted(
+        f"{n}.gz" for n in NAMES
+    )
 
 
 def test_official_digests_refuse_other_files(data_root, contents, raises_clearly):
     put(data_root / "fashion-mnist", contents)
-    with raises_clearly(str(data_root / "fashion-mnist/train-images-idx3-ubyte.gz"), fmnist.SHA256[NAMES[0]]):
+    with raises_clearly(
+        str(data_root / "fashion-mnist/train-images-idx3-ubyte.gz"), fmnist.SHA256[NAMES[0]]
+    ):
         fmnist.load()
 
 
@@ -130,4 +140,6 @@ def test_the_real_files(real_data):
     labels = np.concatenate([part["y"] for part in parts])
     assert np.bincount(labels).tolist() == [6000] * 10
     images = np.concatenate([part["x"] for part in parts])
-    assert images.mean() / 255 == pytest.approx(0.2860, abs=1e-4)  # the well-known mean of its pixels
+    assert images.mean() / 255 == pytest.approx(
+        0.2860, abs=1e-4
+    )  # the well-known mean of its pixels

@@ -13,7 +13,8 @@ def pixels(n, rng):
 
 
 def put(folder, batches=2, classes=5, first=1):
-    """Train files of 20 rows each and a validation file of 10; a row's first pixel holds its label's red."""
+    """Train files of 20 rows each and a validation file of 10; a row's first pixel holds its
+    label's red."""
     rng = np.random.default_rng(3)
     folder.mkdir(parents=True, exist_ok=True)
     labels = np.tile(np.arange(first, first + classes), 20)
@@ -53,7 +54,9 @@ def test_the_larger_set_is_preferred_and_a_name_or_path_decides(data_root, tmp_p
 
 
 def test_missing_folder_says_where_to_put_it(data_root, raises_clearly):
-    with raises_clearly(str(data_root / "imagenet32"), "tiny-imagenet-32", "https://image-net.org", "val_data.npz"):
+    with raises_clearly(
+        str(data_root / "imagenet32"), "tiny-imagenet-32", "https://image-net.org", "val_data.npz"
+    ):
         imagenet32.load()
     with raises_clearly(str(data_root / "mine")):
         imagenet32.load("mine")
@@ -150,5 +153,7 @@ def test_the_real_subset(real_data):
     assert counts.min() == counts.max()
     image = np.asarray(parts[0]["x"][:500], np.int64)
     across = np.abs(np.diff(image, axis=2)).mean()
-    shuffled = np.abs(np.diff(image.reshape(500, 3, 1024), axis=2)).mean()  # what a wrong layout would look like
+    shuffled = np.abs(
+        np.diff(image.reshape(500, 3, 1024), axis=2)
+    ).mean()  # what a wrong layout would look like
     assert across < 0.7 * shuffled  # neighbouring pixels resemble each other

@@ -1,4 +1,5 @@
-"""Downsampled ImageNet as a stream: the same rows as held on the device, every one once an epoch, a file at a time."""
+"""Downsampled ImageNet as a stream: the same rows as held on the device, every one once an epoch, a
+file at a time."""
 
 import itertools
 import threading
@@ -14,11 +15,15 @@ SIZES = (23, 17, 31)
 
 
 def put(folder, sizes=SIZES, classes=5, side=32, save=np.savez):
-    """Train files of those sizes and a validation file; the first three values of a row name it uniquely."""
+    """Train files of those sizes and a validation file; the first three values of a row name it
+    uniquely."""
     rng = np.random.default_rng(3)
     folder.mkdir(parents=True, exist_ok=True)
     number = itertools.count()
-    for name, n in [*((f"train_data_batch_{i + 1}.npz", n) for i, n in enumerate(sizes)), ("val_data.npz", 10)]:
+    for name, n in [
+        *((f"train_data_batch_{i + 1}.npz", n) for i, n in enumerate(sizes)),
+        ("val_data.npz", 10),
+    ]:
         data = rng.integers(0, 256, (n, 3 * side * side), dtype=np.uint8)
         data[:, 0] = [next(number) for _ in range(n)]
         save(folder / name, data=data, labels=np.arange(n) % classes + 1)
@@ -44,7 +49,9 @@ def test_an_epoch_is_the_resident_train_split(data_root, save, side):
     assert dataset.classes == held.classes == 5
     train = rows(held.feed.splits["train"])
     assert len(train) == 57  # 71 rows, two tenths held out: 19 batches of 3
-    epochs = [[row for batch in first(feed, 38)[at : at + 19] for row in rows(batch)] for at in (0, 19)]
+    epochs = [
+        [row for batch in first(feed, 38)[at : at + 19] for row in rows(batch)] for at in (0, 19)
+    ]
     for epoch in epochs:
         assert sorted(epoch) == sorted(train)
     assert epochs[0] != epochs[1]
@@ -62,9 +69,13 @@ def test_batches_have_one_shape_and_span_files(data_root):
     put(data_root / "imagenet32")
     found = first(imagenet_stream.load(None, 32, batch=20).feed, 12)
     assert {batch["x"].shape for batch in found} == {(20, 32, 32, 3)}
-    assert {(str(batch["x"].dtype), str(batch["y"].dtype)) for batch in found} == {("uint8", "int32")}
+    assert {(str(batch["x"].dtype), str(batch["y"].dtype)) for batch in found} == {
+        ("uint8", "int32")
+    }
     taken = [row for batch in found for row in rows(batch)]
-    assert [taken.count(row) for row in set(taken)].count(4) + [taken.count(row) for row in set(taken)].count(5) == 57
+    assert [taken.count(row) for row in set(taken)].count(4) + [
+        taken.count(row) for row in set(taken)
+    ].count(5) == 57
 
 
 def test_starting_again_gives_the_same_batches(data_root):
@@ -106,7 +117,9 @@ def test_a_file_that_vanishes_is_named_to_whoever_trains(data_root, raises_clear
 def test_a_stored_file_is_mapped_and_a_compressed_one_read(data_root):
     put(data_root / "a")
     put(data_root / "b", save=np.savez_compressed)
-    mapped, read = (imagenet_stream.member(data_root / name / "val_data.npz", "data.npy") for name in "ab")
+    mapped, read = (
+        imagenet_stream.member(data_root / name / "val_data.npz", "data.npy") for name in "ab"
+    )
     assert isinstance(mapped, np.memmap)
     assert not isinstance(read, np.memmap)
     np.testing.assert_array_equal(mapped, read)
@@ -119,7 +132,11 @@ def test_validation_rows_on_the_device_are_capped(data_root, monkeypatch):
     monkeypatch.setattr(imagenet_stream, "HELD_OUT_ROWS", 3)
     feed = imagenet_stream.load(None, 32, batch=4).feed
     held = imagenet32.load().feed
-    assert {split: feed.size(split) for split in feed.splits} == {"valid": 3, "outer_valid": 3, "test": 10}
+    assert {split: feed.size(split) for split in feed.splits} == {
+        "valid": 3,
+        "outer_valid": 3,
+        "test": 10,
+    }
     assert rows(feed.splits["valid"]) == rows(held.splits["valid"])[:3]
 
 
@@ -179,7 +196,9 @@ def test_the_real_subset_as_a_stream(real_data):
     dataset = imagenet_stream.load("tiny-imagenet-32", 32, batch=500)
     assert dataset.classes == 200
     (batch,) = first(dataset.feed, 1)
-    assert len(set(batch["y"].tolist())) > 150  # the file is sorted by class or not: a batch is mixed
+    assert (
+        len(set(batch["y"].tolist())) > 150
+    )  # the file is sorted by class or not: a batch is mixed
     image = batch["x"].astype(np.int64)
     across = np.abs(np.diff(image, axis=2)).mean()
     shuffled = np.abs(np.diff(image.reshape(500, 3, 1024), axis=2)).mean()

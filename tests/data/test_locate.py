@@ -25,7 +25,11 @@ def left_in(root):
 def test_search_path_order(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("LACONIC_DATA", "/big/disk")
-    assert search_path() == [Path("/big/disk"), Path("/home/somebody/.cache/laconic"), Path("/usr/share/datasets")]
+    assert search_path() == [
+        Path("/big/disk"),
+        Path("/home/somebody/.cache/laconic"),
+        Path("/usr/share/datasets"),
+    ]
     monkeypatch.setenv("LACONIC_DATA", "")
     assert search_path() == [Path("/home/somebody/.cache/laconic"), Path("/usr/share/datasets")]
 
@@ -53,7 +57,10 @@ def test_find_prefers_a_typed_path_only_when_asked(data_root, monkeypatch, tmp_p
 
 def test_digests():
     assert digest_of(b"abc", "md5:…") == "md5:900150983cd24fb0d6963f7d28e17f72"
-    assert digest_of(b"", "sha256:…") == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert (
+        digest_of(b"", "sha256:…")
+        == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    )
 
 
 def test_download_then_found(data_root, serve, tmp_path, capfd):

@@ -1,4 +1,5 @@
-"""Partitions: Dirichlet marginals against their exact distribution, equal sizes, and no sample used twice."""
+"""Partitions: Dirichlet marginals against their exact distribution, equal sizes, and no sample used
+twice."""
 
 from collections import Counter
 
@@ -6,7 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from laconic.data.partition import class_counts, client_sizes, deal, deal_by_class, draw_counts, generator
+from laconic.data.partition import (
+    class_counts,
+    client_sizes,
+    deal,
+    deal_by_class,
+    draw_counts,
+    generator,
+)
 
 CLASSES = 10
 
@@ -41,7 +49,9 @@ def test_unequal_sizes_are_log_normal_and_use_no_sample_twice(alpha):
     assert np.log(sizes).std() == pytest.approx(0.8, rel=0.1)
 
 
-@pytest.mark.parametrize("spread", [3.0, 1000.0, 1e308])  # e to the power of the last two is infinite
+@pytest.mark.parametrize(
+    "spread", [3.0, 1000.0, 1e308]
+)  # e to the power of the last two is infinite
 def test_even_a_wide_spread_leaves_everyone_a_sample(spread):
     for seed in range(5):
         sizes = client_sizes(300, 200, spread, generator(0, seed))
@@ -54,7 +64,9 @@ def test_a_classs_count_is_beta_binomial_while_stock_lasts(alpha):
     """Marginally a client's n samples hold a class as often as BetaBinomial(n, α, 9α) says."""
     labels = np.repeat(np.arange(CLASSES), 40_000)
     n, clients = 20, 2000
-    counts = class_counts(labels, deal_by_class(labels, np.full(clients, n), alpha, generator(5)), CLASSES)
+    counts = class_counts(
+        labels, deal_by_class(labels, np.full(clients, n), alpha, generator(5)), CLASSES
+    )
     assert (counts.sum(axis=1) == n).all()
     assert counts.sum(axis=0).max() < 40_000  # nothing ran out
     expected = clients * stats.betabinom(n, alpha, 9 * alpha).pmf(np.arange(n + 1))
@@ -93,12 +105,16 @@ def test_exhausted_classes_are_zeroed_and_the_rest_renormalised():
     theirs = Counter(one_by_one(mix, left, size, rng) for _ in range(trials))
     assert all(sum(counts) == size and all(np.array(counts) <= left) for counts in ours)
     often = [counts for counts in theirs if theirs[counts] >= 20]
-    assert stats.chi2_contingency([[ours[c] for c in often], [theirs[c] for c in often]]).pvalue > 0.01
+    assert (
+        stats.chi2_contingency([[ours[c] for c in often], [theirs[c] for c in often]]).pvalue > 0.01
+    )
     assert len(often) > 3
 
 
 def test_a_mix_that_ran_out_altogether_takes_what_is_left():
-    counts = draw_counts(np.array([1.0, 0.0, 0.0]), np.array([2, 5, 5]), 6, np.random.default_rng(0))
+    counts = draw_counts(
+        np.array([1.0, 0.0, 0.0]), np.array([2, 5, 5]), 6, np.random.default_rng(0)
+    )
     assert counts[0] == 2
     assert counts.sum() == 6
 

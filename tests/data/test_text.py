@@ -1,4 +1,5 @@
-"""Text as bytes: splits, windows at any offset, rows of the held-out splits, and the default corpus."""
+"""Text as bytes: splits, windows at any offset, rows of the held-out splits, and the default
+corpus."""
 
 import __future__
 
@@ -32,7 +33,9 @@ def test_splits_are_disjoint_and_cover_the_pages(tmp_path):
         "outer_valid": (256, 64),
         "test": (320, 64),  # 5 pages
     }
-    words = [splits["train"].view("<u4")] + [rows.reshape(-1).view("<u4") for rows in held_out.values()]
+    words = [splits["train"].view("<u4")] + [
+        rows.reshape(-1).view("<u4") for rows in held_out.values()
+    ]
     assert sorted(np.concatenate(words).tolist()) == list(range(len(data) // 4))
     assert np.all(np.diff(words[0].astype(np.int64)) > 0)  # training text keeps its order
 
@@ -120,7 +123,16 @@ def test_missing_file_and_bad_context(data_root, raises_clearly):
 
 
 def test_library_order_exclusions_and_cut(tmp_path):
-    for name in ("b.py", "a/z.py", "a.py", "test/t.py", "site-packages/s.py", "a/test/t.py", "idlelib/i.py", "c.txt"):
+    for name in (
+        "b.py",
+        "a/z.py",
+        "a.py",
+        "test/t.py",
+        "site-packages/s.py",
+        "a/test/t.py",
+        "idlelib/i.py",
+        "c.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"[{name}]")
     assert text.library(tmp_path) == b"[a.py][a/z.py][b.py]"
@@ -139,7 +151,9 @@ def test_a_real_text(real_data):
     real_data("text")
     dataset = text.load("text/tinyshakespeare.txt", 64)
     assert dataset.classes == 256
-    assert "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed" in dataset.source
+    assert (
+        "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed" in dataset.source
+    )
     assert bytes(np.asarray(dataset.feed.splits["train"]["x"])).count(b"ROMEO") > 50
 
 
@@ -162,7 +176,9 @@ def test_lines_are_dealt_out_whole(tmp_path):
     assert len(mine) == 288  # 72 % of 400
     assert set(mine) < set(lines)
     assert mine == sorted(mine, key=lines.index)
-    held_out = b"".join(bytes(np.asarray(dataset.feed.splits[s]["x"]).reshape(-1)) for s in ("valid", "test"))
+    held_out = b"".join(
+        bytes(np.asarray(dataset.feed.splits[s]["x"]).reshape(-1)) for s in ("valid", "test")
+    )
     kept = [line for line in held_out.decode().splitlines() if line in lines]
     assert len(kept) > 60
     assert not set(kept) & set(mine)

@@ -1,4 +1,5 @@
-"""Four real worker processes and a Lighthouse for a test, with their logs, and signals for any of them."""
+"""Four real worker processes and a Lighthouse for a test, with their logs, and signals for any of
+them."""
 
 import contextlib
 import dataclasses
@@ -16,7 +17,15 @@ import numpy as np
 from tests.engines.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
-FAST = {"ask": 20.0, "gather": 1.0, "heal": 5.0, "heartbeat": 0.05, "patience": 120.0, "grace": 1.5, "lost": 60.0}
+FAST = {
+    "ask": 20.0,
+    "gather": 1.0,
+    "heal": 5.0,
+    "heartbeat": 0.05,
+    "patience": 120.0,
+    "grace": 1.5,
+    "lost": 60.0,
+}
 HEARTBEAT_TIMEOUT = 0.5
 # Where nobody is to die, so that nobody is taken for dead on a busy machine.
 CALM = FAST | {"gather": 30.0}
@@ -30,7 +39,8 @@ def environment() -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": flags + " --xla_llvm_disable_expensive_passes=true --xla_cpu_multi_thread_eigen=false",
+        "XLA_FLAGS": flags
+        + " --xla_llvm_disable_expensive_passes=true --xla_cpu_multi_thread_eigen=false",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -45,8 +55,16 @@ def free_port() -> int:
 
 def knock(port: int) -> None:
     """What a stranger might say who comes across a port."""
-    for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(300), np.random.default_rng(port).bytes(5000)):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5.0) as peer:
+    for noise in (
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(300),
+        np.random.default_rng(port).bytes(5000),
+    ):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), 5.0) as peer,
+        ):
             peer.sendall(noise)
             peer.shutdown(socket.SHUT_WR)
             peer.settimeout(0.2)
@@ -97,9 +115,23 @@ class Cluster:
         self.begin_lighthouse()
 
     def begin_lighthouse(self) -> None:
-        options = ["--bind", f"127.0.0.1:{self.port}", "--heartbeat-timeout", str(self.heartbeat_timeout)]
-        command = [sys.executable, "-m", "laconic.engines.lighthouse", *options, "--join-timeout", "30"]
-        self.lighthouse = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+        options = [
+            "--bind",
+            f"127.0.0.1:{self.port}",
+            "--heartbeat-timeout",
+            str(self.heartbeat_timeout),
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "laconic.engines.lighthouse",
+            *options,
+            "--join-timeout",
+            "30",
+        ]
+        self.lighthouse = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+        )
         assert self.lighthouse.stdout is not None
         assert "lighthouse at" in self.lighthouse.stdout.readline()
 
@@ -111,7 +143,12 @@ class Cluster:
 
     def start(self, worker: int, **more: Any) -> None:
         born = self.births.get(worker, -1) + 1
-        base = {"worker": worker, "lighthouse": f"127.0.0.1:{self.port}", "folder": str(self.folder), "born": born}
+        base = {
+            "worker": worker,
+            "lighthouse": f"127.0.0.1:{self.port}",
+            "folder": str(self.folder),
+            "born": born,
+        }
         self.pids[worker] = self.nursery.start({"timeouts": FAST} | self.spec | base | more)
         self.births[worker] = born
 
@@ -161,7 +198,9 @@ class Cluster:
         return saved_weights(self.folder / f"{name}-{worker}-{self.births[worker]}.npz")
 
     def errors(self) -> str:
-        return "\n".join(f"{p.name}: {p.read_text()[-1500:]}" for p in sorted(self.folder.glob("stderr-*")))
+        return "\n".join(
+            f"{p.name}: {p.read_text()[-1500:]}" for p in sorted(self.folder.glob("stderr-*"))
+        )
 
     def close(self) -> None:
         for worker, pid in self.pids.items():

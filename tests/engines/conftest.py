@@ -5,7 +5,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def nursery():
-    pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
+    pytest.importorskip(
+        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+    )
     from tests.engines.cluster import Nursery
 
     made = Nursery()
@@ -15,7 +17,8 @@ def nursery():
 
 @pytest.fixture
 def cluster(nursery, tmp_path):
-    """`cluster(rounds=10, methods=[…])` is a Lighthouse with nobody yet; all its processes end with the test.
+    """`cluster(rounds=10, methods=[…])` is a Lighthouse with nobody yet; all its processes end with
+    the test.
 
     `calm`: nobody is to die, so there is time for a slow machine.
     """

@@ -1,4 +1,5 @@
-"""A worker process of the jax.distributed engine for tests: `python -m tests.engines.mesh_process JSON`."""
+"""A worker process of the jax.distributed engine for tests: `python -m tests.engines.mesh_process
+JSON`."""
 
 import json
 import sys
@@ -28,7 +29,10 @@ def main() -> None:
         reports = list(run.rounds())
         lines = [json.dumps(line_of(report, worker)) for report in reports]
         (folder / f"{name}-{worker}-0.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        np.savez(folder / f"{name}-{worker}-0.npz", *[np.asarray(x) for x in jax.tree.leaves(reports[-1].shared)])
+        np.savez(
+            folder / f"{name}-{worker}-0.npz",
+            *[np.asarray(x) for x in jax.tree.leaves(reports[-1].shared)],
+        )
 
 
 if __name__ == "__main__":

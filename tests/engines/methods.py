@@ -12,7 +12,8 @@ from laconic.evaluate.run import Method, local_method
 from laconic.outer import OUTER
 
 TASK, K, H, B, GAMMA = "digits-mlp", 4, 2, 16, 0.3
-# Where chance decides who takes part: a last digit on the other side of a ReLU's corner would show in the weights.
+# Where chance decides who takes part: a last digit on the other side of a ReLU's corner would show
+# in the weights.
 SMOOTH = "digits-mlp:activation=tanh"
 METHODS = [
     ("local-sgd", "average", {}, "dense"),
@@ -23,8 +24,12 @@ METHODS = [
 ]
 
 
-def method_of(name: str, outer: str, options: dict[str, Any], compress: str, local: Any = ("sgd", GAMMA)) -> Method:
-    return local_method(name, LocalOptimizer(*local), OUTER[outer].make(**options), parse_compressor(compress))
+def method_of(
+    name: str, outer: str, options: dict[str, Any], compress: str, local: Any = ("sgd", GAMMA)
+) -> Method:
+    return local_method(
+        name, LocalOptimizer(*local), OUTER[outer].make(**options), parse_compressor(compress)
+    )
 
 
 def line_of(report: Report, worker: int) -> dict[str, Any]:
@@ -40,6 +45,8 @@ def astray(programs: Programs, rounds: list[int]) -> Any:
         if int(replica.round) not in rounds:
             return after
         leaves, treedef = jax.tree.flatten(after.shared)
-        return after._replace(shared=jax.tree.unflatten(treedef, [leaves[0].at[0].add(1e-3), *leaves[1:]]))
+        return after._replace(
+            shared=jax.tree.unflatten(treedef, [leaves[0].at[0].add(1e-3), *leaves[1:]])
+        )
 
     return outer

@@ -1,7 +1,8 @@
-"""Worker processes for tests: `python -m tests.engines.nursery` imports everything once, then forks one a request.
+"""Worker processes for tests: `python -m tests.engines.nursery` imports everything once, then forks
+one a request.
 
-A request is a line of JSON on stdin, a dictionary of `Spec`'s fields; the answer is the new process's id. Each worker
-writes one JSON line a round to its log, and at the end its weights.
+A request is a line of JSON on stdin, a dictionary of `Spec`'s fields; the answer is the new
+process's id. Each worker writes one JSON line a round to its log, and at the end its weights.
 """
 
 import dataclasses
@@ -29,8 +30,9 @@ class Spec:
     """One worker process.
 
     methods: runs to make one after the other, each (name, outer optimizer, its options, compressor)
-    deaths: {"round:point": signal}, what to do to itself there · gates: rounds before which to wait for a file
-    poison: {round: kind} · diverge: rounds whose result this worker gets wrong · born: counts its restarts
+    deaths: {"round:point": signal}, what to do to itself there · gates: rounds before which to wait
+    for a file poison: {round: kind} · diverge: rounds whose result this worker gets wrong · born:
+    counts its restarts
     """
 
     worker: int
@@ -67,10 +69,18 @@ def work(spec: Spec) -> None:
     for name, outer, options, compress in spec.methods:
         method = method_of(name, outer, options, compress, spec.local)
         seal = Seal.of(spec.token, name)
-        engine: Any = TorchFTEngine(spec.worker, K, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts))
-        engine.gather = poisoned(engine.gather, spec.worker, {int(r): kind for r, kind in spec.poison.items()}, seal)
+        engine: Any = TorchFTEngine(
+            spec.worker, K, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts)
+        )
+        engine.gather = poisoned(
+            engine.gather, spec.worker, {int(r): kind for r, kind in spec.poison.items()}, seal
+        )
         setting = Setting(K, H, B, spec.rounds, (0,))
-        keep = {"folder": folder / name, "checkpoint_every": spec.checkpoint_every} if spec.checkpoint_every else {}
+        keep = (
+            {"folder": folder / name, "checkpoint_every": spec.checkpoint_every}
+            if spec.checkpoint_every
+            else {}
+        )
         run, last = Run(task, method, setting, engine, seal, at=at, **keep), None
         run.programs.outer = astray(run.programs, spec.diverge)
         with open(folder / f"{name}-{spec.worker}-{spec.born}.jsonl", "w", encoding="utf-8") as log:

@@ -19,9 +19,13 @@ SHAPE = (4, 2, 16)  # K, H, B of the worker processes
 
 
 def simulate(
-    task: Task, method: Method, present_RK: np.ndarray, restarts: Mapping[int, list[int]] = MappingProxyType({})
+    task: Task,
+    method: Method,
+    present_RK: np.ndarray,
+    restarts: Mapping[int, list[int]] = MappingProxyType({}),
 ) -> tuple[Any, np.ndarray]:
-    """The shared state after as many rounds as `present_RK` has rows, and the workers' mean losses [R, K].
+    """The shared state after as many rounds as `present_RK` has rows, and the workers' mean losses
+    [R, K].
 
     `restarts`: for a round, the workers that begin it with nothing kept from before.
     """
@@ -40,13 +44,17 @@ def simulate(
     losses, first = [], state.clients
     for t, present_K in enumerate(present_RK):
         for k in restarts.get(t, []):
-            state = state._replace(clients=jax.tree.map(lambda c, f, k=k: c.at[k].set(f[k]), state.clients, first))
+            state = state._replace(
+                clients=jax.tree.map(lambda c, f, k=k: c.at[k].set(f[k]), state.clients, first)
+            )
         state, losses_K = step(state, jnp.asarray(present_K, jnp.float32))
         losses.append(np.asarray(losses_K))
     return state.shared, np.stack(losses)
 
 
-def assert_same_weights(leaves: list[np.ndarray], shared: Any, what: str, rtol: float = 1e-5) -> None:
+def assert_same_weights(
+    leaves: list[np.ndarray], shared: Any, what: str, rtol: float = 1e-5
+) -> None:
     wanted = [np.asarray(x) for x in jax.tree.leaves(shared)]
     assert len(leaves) == len(wanted)
     for i, (have, want) in enumerate(zip(leaves, wanted, strict=True)):

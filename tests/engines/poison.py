@@ -8,11 +8,25 @@ import numpy as np
 
 from laconic.engines.wire import BLOCK, FIELDS, HEADER, LANES, MAGIC, SIGNED, VERSION, Header, Seal
 
-KINDS = ("nan", "inf", "huge", "shape", "structure", "old", "garbage", "token", "worker", "version", "origin", "weight")
+KINDS = (
+    "nan",
+    "inf",
+    "huge",
+    "shape",
+    "structure",
+    "old",
+    "garbage",
+    "token",
+    "worker",
+    "version",
+    "origin",
+    "weight",
+)
 
 
 def spoil(frame: np.ndarray, kind: str, seal: Seal) -> np.ndarray:
-    """A copy of a worker's frame gone bad; where the worker itself is at fault it is properly signed."""
+    """A copy of a worker's frame gone bad; where the worker itself is at fault it is properly
+    signed."""
     bad = np.array(frame)
     _, _, *fields = FIELDS.unpack_from(bad, 0)
     header, version, signer = Header(*fields), VERSION, seal
@@ -45,7 +59,9 @@ def spoil(frame: np.ndarray, kind: str, seal: Seal) -> np.ndarray:
 
 def sign(frame: np.ndarray, header: Header, version: int, seal: Seal) -> np.ndarray:
     FIELDS.pack_into(frame, 0, MAGIC, version, *header)
-    frame[SIGNED:HEADER] = np.frombuffer(seal.sign(frame[:SIGNED], fold_by_hand(seal, frame)), np.uint8)
+    frame[SIGNED:HEADER] = np.frombuffer(
+        seal.sign(frame[:SIGNED], fold_by_hand(seal, frame)), np.uint8
+    )
     return frame
 
 
@@ -58,7 +74,9 @@ def fold_by_hand(seal: Seal, frame: np.ndarray) -> np.ndarray:
     return np.stack([(halves * row).sum(axis=1) % 2**32 for row in keys]).astype(np.uint32)
 
 
-def poisoned(gather: Callable[..., Any], worker: int, kinds: Mapping[int, str], seal: Seal) -> Callable[..., Any]:
+def poisoned(
+    gather: Callable[..., Any], worker: int, kinds: Mapping[int, str], seal: Seal
+) -> Callable[..., Any]:
     """An engine's gather that sends something bad in the given rounds."""
 
     def spoiled(frames: Mapping[int, Any]) -> Any:

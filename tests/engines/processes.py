@@ -35,7 +35,8 @@ def words_of(pid: int) -> list[str]:
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    """The addresses, as /proc spells them (IPv4 in hexadecimal, backwards), and the ports that it listens on."""
+    """The addresses, as /proc spells them (IPv4 in hexadecimal, backwards), and the ports that it
+    listens on."""
     inodes = set()
     for handle in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -46,7 +47,9 @@ def listening(pid: int) -> set[tuple[str, int]]:
             inodes.add(target[8:-1])
     rows = []
     for family in ("tcp", "tcp6"):
-        rows += [line.split() for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]]
+        rows += [
+            line.split() for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]
+        ]
     places = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
     return {(host, int(port, 16)) for host, port in places}
 

@@ -5,7 +5,14 @@ import socket
 import pytest
 
 from laconic.engines import address
-from laconic.engines.address import facing, free_port, is_loopback, reached_at, split_address, with_port
+from laconic.engines.address import (
+    facing,
+    free_port,
+    is_loopback,
+    reached_at,
+    split_address,
+    with_port,
+)
 
 
 def test_a_host_and_a_port_as_one_word():
@@ -23,7 +30,13 @@ def test_a_word_as_a_host_and_a_port(raises_clearly):
 
 @pytest.mark.parametrize(
     ("host", "stays"),
-    [("127.0.0.1", True), ("127.8.0.3", True), ("::1", True), ("0.0.0.0", False), ("10.1.2.3", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.3", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("10.1.2.3", False),
+    ],
 )
 def test_what_stays_on_this_machine(host, stays):
     assert is_loopback(host) == stays
@@ -35,7 +48,9 @@ def test_the_address_that_faces_another():
 
 def test_where_others_reach_one_who_listens_everywhere(monkeypatch):
     assert reached_at("10.1.2.3", "10.9.9.9") == "10.1.2.3"
-    monkeypatch.setattr(address, "facing", {"10.9.9.9": "10.1.2.3", "me": "127.0.1.1", "192.0.2.1": "10.4.5.6"}.get)
+    monkeypatch.setattr(
+        address, "facing", {"10.9.9.9": "10.1.2.3", "me": "127.0.1.1", "192.0.2.1": "10.4.5.6"}.get
+    )
     assert reached_at("0.0.0.0", "10.9.9.9") == "10.1.2.3"
     assert reached_at("0.0.0.0", "me") == "10.4.5.6"
     monkeypatch.setattr(address, "outward", lambda: None)
@@ -46,7 +61,9 @@ def test_any_free_port_is_free_and_a_taken_one_is_refused(raises_clearly):
     port = free_port("127.0.0.1", 0)
     with socket.create_server(("127.0.0.1", port)):
         assert free_port("127.0.0.1", 0) != port
-        with raises_clearly(f"cannot listen at 127.0.0.1:{port}", "in use", "--port", "0 for any free one"):
+        with raises_clearly(
+            f"cannot listen at 127.0.0.1:{port}", "in use", "--port", "0 for any free one"
+        ):
             free_port("127.0.0.1", port)
     assert free_port("127.0.0.1", port) == port
 

@@ -29,16 +29,21 @@ def test_four_processes_are_the_simulator(cluster):
             rows = run.rows(name, worker)
             assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
             losses = np.array([[row["losses"][str(k)] for k in range(4)] for row in rows])
-            np.testing.assert_allclose(losses, losses_RK, rtol=1e-5, err_msg=f"{name} at worker {worker}")
+            np.testing.assert_allclose(
+                losses, losses_RK, rtol=1e-5, err_msg=f"{name} at worker {worker}"
+            )
             assert_same_weights(run.weights(name, worker), shared, f"{name} at worker {worker}")
             digests.add(tuple(row["digest"] for row in rows))
-            assert all(row["attempts"] == 1 and not row["excluded"] and not row["refused"] for row in rows)
+            assert all(
+                row["attempts"] == 1 and not row["excluded"] and not row["refused"] for row in rows
+            )
         assert len(digests) == 1
 
 
 @pytest.mark.slow
 def test_bytes_are_counted_as_they_cross(cluster):
-    """A frame is its compressed arrays, each begun on 64 bytes, and a header; it goes to three others."""
+    """A frame is its compressed arrays, each begun on 64 bytes, and a header; it goes to three
+    others."""
     run = cluster(calm=True, rounds=2, methods=[METHODS[0], METHODS[4]])
     for worker in range(4):
         run.start(worker)

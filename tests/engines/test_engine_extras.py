@@ -12,7 +12,8 @@ from tests.engines.cluster import ROOT
 
 
 @pytest.mark.parametrize(
-    ("module", "missing"), [("presence", "torchft.coordination"), ("gloo", "torch.distributed"), ("torchft", "torch")]
+    ("module", "missing"),
+    [("presence", "torchft.coordination"), ("gloo", "torch.distributed"), ("torchft", "torch")],
 )
 def test_a_missing_extra_is_said_so(monkeypatch, module, missing):
     for name in ("presence", "gloo", "torchft"):
@@ -23,15 +24,21 @@ def test_a_missing_extra_is_said_so(monkeypatch, module, missing):
 
 
 def figures(*command: str) -> dict:
-    pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    pytest.importorskip(
+        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+    )
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 def test_the_split_of_a_round_is_printed():
-    found = figures("benchmarks/engine_round.py", "--workers", "2", "--parameters", "4000", "--rounds", "10")
+    found = figures(
+        "benchmarks/engine_round.py", "--workers", "2", "--parameters", "4000", "--rounds", "10"
+    )
     found = found["workers"]["2"]
     median = found["median_ms"]
     assert set(median) == {"compute", "gather", "outer", "check", "quorum", "rest", "engine"}

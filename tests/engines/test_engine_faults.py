@@ -1,4 +1,5 @@
-"""Real processes, real signals: whoever dies, stops or comes back, the rest go on and all hold the same state."""
+"""Real processes, real signals: whoever dies, stops or comes back, the rest go on and all hold the
+same state."""
 
 import signal
 import time
@@ -27,7 +28,11 @@ PHASES: list[dict[int, tuple[str, int]]] = [
     {1: ("between quorum and gather", STOP)},
     {3: ("before quorum", STOP)},
     {0: ("between quorum and gather", KILL), 2: ("between quorum and gather", KILL)},
-    {1: ("before quorum", KILL), 2: ("between quorum and gather", KILL), 3: ("between gather and commit", KILL)},
+    {
+        1: ("before quorum", KILL),
+        2: ("between quorum and gather", KILL),
+        3: ("between gather and commit", KILL),
+    },
     {},  # everyone is back
     {},  # the Lighthouse died before the first round
 ]
@@ -45,7 +50,10 @@ class Story:
 
     def start(self, worker: int, phase: int) -> None:
         """With its deaths still to come."""
-        deaths = {f"{LENGTH * p + 2}:{PHASES[p][worker][0]}": PHASES[p][worker][1] for p in self.mine(worker, phase)}
+        deaths = {
+            f"{LENGTH * p + 2}:{PHASES[p][worker][0]}": PHASES[p][worker][1]
+            for p in self.mine(worker, phase)
+        }
         gates = [LENGTH * p for p in range(1, len(PHASES) + 1)]
         self.run.start(worker, deaths=deaths, gates=gates, checkpoint_every=int(worker in KEEPING))
 
@@ -79,7 +87,8 @@ class Story:
             self.lighthouse_back = time.time()
 
     def knock_everywhere(self) -> None:
-        """Nothing is to be reached from elsewhere, and who knocks from here without the token spoils nothing."""
+        """Nothing is to be reached from elsewhere, and who knocks from here without the token
+        spoils nothing."""
         for pid in self.run.pids.values():
             doors = listening(pid)
             assert len(doors) >= 3  # the manager's, the store's and the state's
@@ -112,7 +121,8 @@ def test_whatever_dies_the_rest_go_on(story, standard_promotion):
 
 
 def states_agree(rows: dict[int, list[dict[str, Any]]]) -> None:
-    """One digest a round, whoever reports it; of a round that a lone process committed just before it died, none."""
+    """One digest a round, whoever reports it; of a round that a lone process committed just before
+    it died, none."""
     by_round: dict[int, set[str]] = {}
     for row in (row for log in rows.values() for row in log):
         by_round.setdefault(row["round"], set()).add(row["digest"])
@@ -127,14 +137,19 @@ def no_local_steps_are_lost(rows: dict[int, list[dict[str, Any]]]) -> None:
             told = {row["round"]: row for row in rows[worker]}
             back = worker in PHASES[phase - 1] if phase else False
             for now in range(LENGTH * phase + (3 if back else 1), LENGTH * (phase + 1) + 1):
-                assert str(worker) in told[now]["losses"], f"worker {worker} did not count in round {now}"
+                assert str(worker) in told[now]["losses"], (
+                    f"worker {worker} did not count in round {now}"
+                )
                 assert not told[now]["healed"]
 
 
 def everyone_comes_back(rows: dict[int, list[dict[str, Any]]]) -> None:
     for phase in range(1, len(PHASES)):
         for worker in PHASES[phase - 1]:
-            assert any(row["healed"] and LENGTH * phase < row["round"] <= LENGTH * phase + 2 for row in rows[worker])
+            assert any(
+                row["healed"] and LENGTH * phase < row["round"] <= LENGTH * phase + 2
+                for row in rows[worker]
+            )
     last = rows[0][-1]
     assert last["quorum"] == [0, 1, 2, 3]
     assert sorted(last["losses"]) == ["0", "1", "2", "3"]
@@ -158,25 +173,33 @@ def strangers_are_counted(rows: dict[int, list[dict[str, Any]]]) -> None:
 
 
 def gaps_are_short(rows: dict[int, list[dict[str, Any]]], lighthouse_back: float) -> None:
-    """Between two commits of a survivor inside a phase; after the Lighthouse's death, from its return on."""
+    """Between two commits of a survivor inside a phase; after the Lighthouse's death, from its
+    return on."""
     gaps = {}
     for phase, victims in enumerate(PHASES):
         for worker in set(range(4)) - set(victims):
             at = {row["round"]: row["committed_at"] for row in rows[worker]}
-            came = min(now for now in at if now > LENGTH * phase)  # one that was away may miss the first round
+            came = min(
+                now for now in at if now > LENGTH * phase
+            )  # one that was away may miss the first round
             for now in range(came + 1, LENGTH * (phase + 1) + 1):
                 gaps[phase, worker, now] = at[now] - at[now - 1]
     first = LENGTH * (len(PHASES) - 1) + 1
-    gaps["lighthouse"] = next(row["committed_at"] for row in rows[0] if row["round"] == first) - lighthouse_back
+    gaps["lighthouse"] = (
+        next(row["committed_at"] for row in rows[0] if row["round"] == first) - lighthouse_back
+    )
     worst = max(gaps, key=lambda key: gaps[key])
     assert gaps[worst] < GAP, f"{gaps[worst]:.2f} s at {worst}"
 
 
-def the_model_is_that_of_the_messages_that_counted(run: Any, rows: dict[int, list[dict[str, Any]]]) -> None:
+def the_model_is_that_of_the_messages_that_counted(
+    run: Any, rows: dict[int, list[dict[str, Any]]]
+) -> None:
     """The simulator, told who was there and who began afresh, arrives at the same weights.
 
-    Who keeps a checkpoint of every round loses nothing of its own. If it died after its message had counted, it finds
-    out: it takes the same local steps again, and the state that it takes over says that they were accepted.
+    Who keeps a checkpoint of every round loses nothing of its own. If it died after its message had
+    counted, it finds out: it takes the same local steps again, and the state that it takes over
+    says that they were accepted.
     """
     every = [row for log in rows.values() for row in log]
     present_RK = present_of(every, ROUNDS)

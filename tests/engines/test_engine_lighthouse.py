@@ -15,7 +15,9 @@ SEAL = Seal.of("secret", "run")
 @pytest.fixture
 def lighthouse():
     """`lighthouse()` starts one, in the place of the last."""
-    pytest.importorskip("torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'")
+    pytest.importorskip(
+        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+    )
     from laconic.engines.lighthouse import serve
 
     address, running = f"127.0.0.1:{free_port()}", []
@@ -47,7 +49,9 @@ def pair(lighthouse):
         engine.close()
 
 
-def test_a_peer_that_answers_is_waited_for_however_long_it_takes_to_find_the_new_lighthouse(pair, lighthouse):
+def test_a_peer_that_answers_is_waited_for_however_long_it_takes_to_find_the_new_lighthouse(
+    pair, lighthouse
+):
     (early, late), threads = pair
     late._presence.close()  # no more signs of life: as if it were still looking for the Lighthouse
     lighthouse()

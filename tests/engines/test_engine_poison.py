@@ -1,4 +1,5 @@
-"""Real processes, one of them broken: what it sends never reaches the model, and everyone counts it."""
+"""Real processes, one of them broken: what it sends never reaches the model, and everyone counts
+it."""
 
 from typing import Any
 
@@ -26,7 +27,8 @@ BROKEN, LOST = 1, 3
 
 @pytest.fixture
 def run(cluster):
-    """Worker 1 sends every kind of poison, one a round; worker 3 gets one weight wrong; a stranger knocks all along."""
+    """Worker 1 sends every kind of poison, one a round; worker 3 gets one weight wrong; a stranger
+    knocks all along."""
     made = cluster(calm=True, rounds=ROUNDS, methods=[METHOD])
     poison = {str(FIRST + i): kind for i, kind in enumerate(KINDS)}
     made.start(0, token="guess")  # first of all, so that it is there from the first round on
@@ -34,7 +36,11 @@ def run(cluster):
     made.pids[-1] = made.pids.pop(0)
     for worker in range(4):
         made.births[worker] = 0
-        made.start(worker, poison=poison if worker == BROKEN else {}, diverge=[ASTRAY] if worker == LOST else [])
+        made.start(
+            worker,
+            poison=poison if worker == BROKEN else {},
+            diverge=[ASTRAY] if worker == LOST else [],
+        )
     made.wait_done([0, 1, 2, 3])
     return made
 

@@ -22,14 +22,18 @@ def frame(worker: int = 2, now: int = 5, flags: int = 0) -> np.ndarray:
 
 def verdict(bad: np.ndarray | None) -> str:
     whole = bad is not None and bad.size == LAYOUT.frame
-    return REASONS[admit(SEAL, LAYOUT, bad, fold_by_hand(SEAL, bad) if whole else None, 2, 5, ORIGIN).code]
+    return REASONS[
+        admit(SEAL, LAYOUT, bad, fold_by_hand(SEAL, bad) if whole else None, 2, 5, ORIGIN).code
+    ]
 
 
 @jax.jit
 def judged(state, deltas, extras, weights, codes):
     """The guard's word on K messages."""
     messages = zip(deltas, extras, strict=True)
-    norms, finite = zip(*[measure(message, lambda words: words, None) for message in messages], strict=True)
+    norms, finite = zip(
+        *[measure(message, lambda words: words, None) for message in messages], strict=True
+    )
     return judge(state, jnp.stack(norms), jnp.stack(finite), weights, codes, 10.0)
 
 
@@ -51,7 +55,9 @@ def judged(state, deltas, extras, weights, codes):
 )
 def test_what_bytes_alone_can_tell(kind, reason):
     bad = spoil(frame(), kind, SEAL)
-    assert verdict(np.pad(bad, (0, LAYOUT.frame - bad.size))) == reason  # as engines fill up what is too short
+    assert (
+        verdict(np.pad(bad, (0, LAYOUT.frame - bad.size))) == reason
+    )  # as engines fill up what is too short
 
 
 def test_a_good_one_is_admitted_and_an_empty_or_missing_one_is_absent():
@@ -62,7 +68,8 @@ def test_a_good_one_is_admitted_and_an_empty_or_missing_one_is_absent():
 
 
 class Twin:
-    """The rule once more: reference = max(lower median of the last 64 accepted, lower median of this round)."""
+    """The rule once more: reference = max(lower median of the last 64 accepted, lower median of
+    this round)."""
 
     def __init__(self, limit: float):
         self.limit, self.norms, self.excluded = limit, [], np.zeros(4, int)
@@ -76,10 +83,16 @@ class Twin:
             norms = [np.sqrt(np.sum(delta.astype(np.float32) ** 2)) for delta in deltas]
         usual = max(self.middle(self.norms[-WINDOW:]), self.middle(self.ok(norms, codes)))
         far = lambda n: not np.isfinite(n) or (usual > 0 and n > self.limit * usual)
-        codes = ["norm" if code == "ok" and far(n) else code for code, n in zip(codes, norms, strict=True)]
+        codes = [
+            "norm" if code == "ok" and far(n) else code
+            for code, n in zip(codes, norms, strict=True)
+        ]
         usual = self.middle(self.ok(weights, codes))
         heavy = lambda w: not w >= 0 or w > self.limit * usual
-        codes = ["weight" if code == "ok" and heavy(w) else code for code, w in zip(codes, weights, strict=True)]
+        codes = [
+            "weight" if code == "ok" and heavy(w) else code
+            for code, w in zip(codes, weights, strict=True)
+        ]
         self.norms += self.ok(norms, codes)
         self.excluded += [code not in ("ok", "absent") for code in codes]
         return codes
@@ -111,7 +124,9 @@ def test_the_guard_is_its_twin_over_a_long_run_with_poison():
         elif kind == 6:
             codes[who] = "round"
         want = twin(deltas, weights, codes)
-        have, state = judged(state, list(deltas), [()] * 4, weights, np.array([CODE[c] for c in codes], np.int32))
+        have, state = judged(
+            state, list(deltas), [()] * 4, weights, np.array([CODE[c] for c in codes], np.int32)
+        )
         assert [REASONS[c] for c in np.asarray(have)] == want, t
         seen |= set(want)
         np.testing.assert_array_equal(state.excluded_K, twin.excluded)
@@ -124,7 +139,9 @@ def test_poison_in_the_very_first_round_has_nothing_to_compare_with_but_the_othe
     for honest in (1, 2, 3):
         deltas = np.ones((4, 5), np.float32)
         deltas[3] = 1e25
-        codes = np.array([CODE["ok"] if k < honest or k == 3 else CODE["absent"] for k in range(4)], np.int32)
+        codes = np.array(
+            [CODE["ok"] if k < honest or k == 3 else CODE["absent"] for k in range(4)], np.int32
+        )
         have, _ = judged(init_guard(4), list(deltas), [()] * 4, jnp.ones(4), jnp.asarray(codes))
         assert REASONS[int(have[3])] == "norm"
         assert REASONS[int(have[0])] == "ok"
@@ -146,5 +163,7 @@ def test_a_change_that_most_make_together_is_no_poison():
 def test_statistics_that_are_not_finite_exclude_their_sender():
     mean_K = jnp.ones((4, 3)).at[2, 1].set(jnp.nan)
     extras = [{"mean": mean, "seen": jnp.int32(1)} for mean in mean_K]
-    codes, _ = judged(init_guard(4), list(jnp.ones((4, 5))), extras, jnp.ones(4), jnp.zeros(4, jnp.int32))
+    codes, _ = judged(
+        init_guard(4), list(jnp.ones((4, 5))), extras, jnp.ones(4), jnp.zeros(4, jnp.int32)
+    )
     assert [REASONS[c] for c in np.asarray(codes)] == ["ok", "ok", "not finite", "ok"]

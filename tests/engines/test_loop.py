@@ -1,4 +1,5 @@
-"""The training loop in one process: the simulator's numbers, going on after a stop, a full disk, a kill in a save."""
+"""The training loop in one process: the simulator's numbers, going on after a stop, a full disk, a
+kill in a save."""
 
 import contextlib
 import dataclasses
@@ -61,7 +62,9 @@ def test_the_loop_is_the_simulator(local, spec, stateful):
             wanted = np.asarray(losses_KH).mean(axis=1)
             np.testing.assert_allclose([report.losses[k] for k in range(K)], wanted, rtol=1e-5)
             np.testing.assert_allclose(report.loss, wanted.mean(), rtol=1e-5)
-            for have, want in zip(jax.tree.leaves(report.shared), jax.tree.leaves(state.shared), strict=True):
+            for have, want in zip(
+                jax.tree.leaves(report.shared), jax.tree.leaves(state.shared), strict=True
+            ):
                 np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
     assert [report.round for report in reports] == [1, 2, 3, 4, 5]
 
@@ -81,7 +84,9 @@ def test_one_worker_alone_sends_the_indices_that_it_sends_among_all():
 
 
 @pytest.mark.parametrize(
-    ("spec", "stateful"), [("dense", False), ("dense", True), ("topk:0.3", False)], ids=["plain", "extra", "sparse"]
+    ("spec", "stateful"),
+    [("dense", False), ("dense", True), ("topk:0.3", False)],
+    ids=["plain", "extra", "sparse"],
 )
 def test_a_message_is_seen_as_it_was_sent(spec, stateful):
     """The norm is that of the decoded Δ and of nothing else that travels with it."""
@@ -107,7 +112,8 @@ def test_streamed_batches_reach_their_workers():
     task = dataclasses.replace(TASK, feed=stream)
     reports = list(run(method("average"), 4, task).rounds())
     now = {
-        name: np.asarray(x, np.float64) for name, x in TASK.init(jax.random.fold_in(jax.random.key(0), 0))[0].items()
+        name: np.asarray(x, np.float64)
+        for name, x in TASK.init(jax.random.fold_in(jax.random.key(0), 0))[0].items()
     }
     for t, report in enumerate(reports):
         ends = []
@@ -161,7 +167,9 @@ def no_space_half_way():
 
 
 @pytest.mark.parametrize(
-    ("trouble", "says"), [(no_space_to_sync, "No space"), (no_space_half_way, "too large")], ids=["sync", "write"]
+    ("trouble", "says"),
+    [(no_space_to_sync, "No space"), (no_space_half_way, "too large")],
+    ids=["sync", "write"],
 )
 def test_a_full_disk_stops_nothing_and_loses_nothing(tmp_path, trouble, says):
     made = method()
@@ -201,11 +209,16 @@ def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before(tmp_path):
         folder = tmp_path / name
         code = KILLED.format(name=name, call=call, folder=str(folder))
         ended = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            check=False,
         )
         assert ended.returncode == -signal.SIGKILL
         assert checkpoint.peek(folder / "worker-0.safetensors")["round"] == 2
-        assert [report.digest for report in run(method(), 5, folder=folder).rounds()] == straight[2:]
+        assert [report.digest for report in run(method(), 5, folder=folder).rounds()] == straight[
+            2:
+        ]
 
 
 def test_a_round_in_which_nobody_counts_moves_only_the_counter():
@@ -216,10 +229,14 @@ def test_a_round_in_which_nobody_counts_moves_only_the_counter():
     poison = programs.look(SEAL.fold_key, body)
     for codes, seen in ((nobody, [programs.absent] * K), (np.zeros(K, np.int32), [poison] * K)):
         weights = np.ones(K, np.float32)
-        after = programs.outer(replica, seen, weights, programs.judge(replica, seen, weights, codes))
+        after = programs.outer(
+            replica, seen, weights, programs.judge(replica, seen, weights, codes)
+        )
         assert int(after.round) == 1
         same = zip(
-            jax.tree.leaves((after.shared, after.outer)), jax.tree.leaves((replica.shared, replica.outer)), strict=True
+            jax.tree.leaves((after.shared, after.outer)),
+            jax.tree.leaves((replica.shared, replica.outer)),
+            strict=True,
         )
         for have, want in same:
             np.testing.assert_array_equal(have, want)
@@ -241,7 +258,8 @@ def test_any_change_of_a_state_changes_its_name():
     swapped = replica.shared.params["w1"].reshape(-1)
     pairs = itertools.combinations(range(8), 2)
     lanes = {
-        np.asarray(fingerprint(swapped.at[jnp.array(p)].set(swapped[jnp.array(p[::-1])]))).tobytes() for p in pairs
+        np.asarray(fingerprint(swapped.at[jnp.array(p)].set(swapped[jnp.array(p[::-1])]))).tobytes()
+        for p in pairs
     }
     assert len(lanes) == 28
 

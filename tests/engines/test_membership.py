@@ -13,7 +13,17 @@ GOOD, OTHER = "ab" * 32, "cd" * 32
 
 
 def card(worker: int, round: int = 5, digest: str = GOOD, **more) -> Card:
-    base = Card(worker, 100 + worker, 1, round, digest, "", "same", f"127.0.0.1:{4000 + worker}", "127.0.0.1:5000")
+    base = Card(
+        worker,
+        100 + worker,
+        1,
+        round,
+        digest,
+        "",
+        "same",
+        f"127.0.0.1:{4000 + worker}",
+        "127.0.0.1:5000",
+    )
     return replace(base, **more)
 
 
@@ -51,7 +61,9 @@ def test_strangers_are_counted_and_kept_out(text):
 
 
 def test_members_of_another_size_or_task_are_kept_out():
-    members, reasons = let_in(card(4).show(SEAL), card(1, structure="other").show(SEAL), card(2).show(SEAL))
+    members, reasons = let_in(
+        card(4).show(SEAL), card(1, structure="other").show(SEAL), card(2).show(SEAL)
+    )
     assert list(members) == [2]
     assert reasons == ["worker id 4 of a run with 4", "worker 1 runs another task or method"]
 

@@ -4,8 +4,19 @@ import pytest
 
 from laconic.engines.place import Place, first_host, place_of
 
-TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
-SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[01-04]"}
+TORCHRUN = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "LOCAL_RANK": "0",
+}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "8",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_JOB_NODELIST": "n[01-04]",
+}
 STEP = {"SLURM_STEP_NODELIST": "n[03-04]", "SLURM_STEP_NUM_TASKS": "4"}
 
 
@@ -29,7 +40,9 @@ def test_slurm_and_the_step_inside_a_job():
 def test_slurm_falls_back_to_the_launching_node_and_gives_way_to_a_master():
     ip = without(SLURM, "SLURM_JOB_NODELIST") | {"SLURM_LAUNCH_NODE_IPADDR": "192.168.7.1"}
     assert place_of(ip) == Place(3, 8, "192.168.7.1", 18456, "SLURM")
-    assert place_of(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "4321"}) == Place(3, 8, "head", 4321, "SLURM")
+    assert place_of(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "4321"}) == Place(
+        3, 8, "head", 4321, "SLURM"
+    )
     few = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "MASTER_ADDR": "head", "MASTER_PORT": "4321"}
     assert place_of(few) == Place(0, 2, "head", 4321, "SLURM")
 
@@ -53,7 +66,9 @@ def test_a_master_alone_is_an_error(raises_clearly):
         place_of({"MASTER_ADDR": "head", "MASTER_PORT": "4321"})
 
 
-@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST"])
+@pytest.mark.parametrize(
+    "name", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST"]
+)
 def test_half_of_slurms_variables_are_an_error(name, raises_clearly):
     with raises_clearly(f"but not {name}", "srun"):
         place_of(without(SLURM, name))

@@ -9,14 +9,17 @@ from laconic.engines.registry import ENGINES, Seat, Waits, engine_entry
 from laconic.engines.wire import Seal
 
 needs_torchft = pytest.mark.skipif(
-    importlib.util.find_spec("torchft") is None, reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+    importlib.util.find_spec("torchft") is None,
+    reason="the torchft engine is an extra: pip install 'laconic[torchft]'",
 )
 
 
 def test_every_engine_says_what_it_is():
     for name, entry in ENGINES.items():
         assert entry.summary
-        assert entry.restarts == entry.service, f"{name}: who may come back needs a place to ask who is there"
+        assert entry.restarts == entry.service, (
+            f"{name}: who may come back needs a place to ask who is there"
+        )
 
 
 def test_an_unknown_engine_and_a_missing_extra(monkeypatch, raises_clearly):
@@ -49,5 +52,7 @@ def test_waits_reach_torchft():
 @needs_torchft
 def test_who_listens_everywhere_is_reached_where_it_faces_the_lighthouse(monkeypatch):
     monkeypatch.setattr(address, "facing", {"10.9.9.9": "10.1.2.3"}.get)
-    engine = ENGINES["torchft"].connect(Seat(0, 2, "10.9.9.9:1", "0.0.0.0"), Seal.of("secret", "run"))
+    engine = ENGINES["torchft"].connect(
+        Seat(0, 2, "10.9.9.9:1", "0.0.0.0"), Seal.of("secret", "run")
+    )
     assert engine._host == "10.1.2.3"

@@ -16,9 +16,15 @@ from tests.engines.cluster import ROOT
 from tests.engines.processes import alive, wait_until
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-TERMS = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(143)); print('up', flush=True); signal.pause()"
+TERMS = (
+    "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(143)); print('up', flush=True); "
+    "signal.pause()"
+)
 
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+    "signal.pause()"
+)
 
 
 def python(code, *words):
@@ -37,7 +43,9 @@ class Told(list):
 
 def supervise(services, workers, restarts=0, told=None):
     lines = []
-    group = Supervisor(services, workers, ENVIRONMENT, restarts, Told() if told is None else told, lines.append)
+    group = Supervisor(
+        services, workers, ENVIRONMENT, restarts, Told() if told is None else told, lines.append
+    )
     return group, lines
 
 
@@ -60,7 +68,11 @@ def test_what_children_write_comes_line_by_line_under_their_names():
     group, lines = supervise({}, {"a": python(code), "b": python(code)})
     with group:
         run_out(group)
-    expected = [(name, *rest) for name in "ab" for rest in (("hällo", False), ("loud", True), ("torn", False))]
+    expected = [
+        (name, *rest)
+        for name in "ab"
+        for rest in (("hällo", False), ("loud", True), ("torn", False))
+    ]
     assert sorted(lines) == sorted(expected)
 
 
@@ -97,20 +109,32 @@ def test_pauses_grow_and_end_somewhere(quick, monkeypatch):
 
 def test_who_dies_too_often_ends_the_group_with_one_error(quick, raises_clearly):
     """Its own reason is in it, all it said was passed on, and the others are ended."""
-    bad = "import sys; print('x', file=sys.stderr); print('error: no data. Get some.', file=sys.stderr); sys.exit(1)"
-    said = "bad died 3 times, and at last ended with status 1; its last words: error: no data. Get some."
+    bad = (
+        "import sys; print('x', file=sys.stderr); print('error: no data. Get some.', "
+        "file=sys.stderr); sys.exit(1)"
+    )
+    said = (
+        "bad died 3 times, and at last ended with status 1; its last words: error: no data. Get "
+        "some."
+    )
     group, lines = supervise({}, {"good": python(TERMS), "bad": python(bad)}, 2)
     with raises_clearly(said), group:
         pid = group.members["good"].child.process.pid
         until(group, lines, "up")
         run_out(group)
     assert not alive(pid)
-    assert [line.text for line in lines if line.name == "bad"] == ["x", "error: no data. Get some."] * 3
+    assert [line.text for line in lines if line.name == "bad"] == [
+        "x",
+        "error: no data. Get some.",
+    ] * 3
 
 
 def test_one_who_says_nothing_is_quoted_as_such(raises_clearly):
     group, _ = supervise({}, {"w": python("import os; os.kill(os.getpid(), 11)")})
-    with raises_clearly("w died, and at last was killed by SIGSEGV; its last words: nothing."), group:
+    with (
+        raises_clearly("w died, and at last was killed by SIGSEGV; its last words: nothing."),
+        group,
+    ):
         run_out(group)
 
 
@@ -138,7 +162,9 @@ print("left", time.time(), flush=True)
     group, lines = supervise({"s": python(slow, "s up")}, {"w": python(slow, "w up")})
     with group:
         until(group, lines, "s up", "w up")
-    left = {line.name: float(line.text.split()[1]) for line in lines if line.text.startswith("left")}
+    left = {
+        line.name: float(line.text.split()[1]) for line in lines if line.text.startswith("left")
+    }
     assert left["w"] + 0.3 <= left["s"]
 
 
@@ -188,10 +214,14 @@ with Supervisor({}, commands, os.environ, 0, print, lines.append) as group:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])  # not SIGHUP, which is ignored under nohup
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGUSR1]
+)  # not SIGHUP, which is ignored under nohup
 def test_a_starter_that_dies_leaves_no_orphans(number):
     """Not even one that does not hear SIGTERM."""
-    with subprocess.Popen(python(STARTER), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as starter:
+    with subprocess.Popen(
+        python(STARTER), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as starter:
         try:
             pids = [int(word) for word in starter.stdout.readline().split()]
             assert len(pids) == 2

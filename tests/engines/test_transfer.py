@@ -1,4 +1,5 @@
-"""State from peer to peer: only the token opens the door, and only the state asked for comes through."""
+"""State from peer to peer: only the token opens the door, and only the state asked for comes
+through."""
 
 import socket
 
@@ -62,7 +63,9 @@ def test_a_stranger_gets_nothing_and_is_counted(server):
             peer.sendall(noise)
             peer.shutdown(socket.SHUT_WR)
             assert peer.recv(1) == b""
-    assert counts.refused == {"a stranger at the state port": 2}  # the others never finished a request
+    assert counts.refused == {
+        "a stranger at the state port": 2
+    }  # the others never finished a request
     assert counts.sent == 0
     assert fetch_state(SEAL, address, 7, DIGEST, 5.0, Counts(0, 0, {})) == STATE.tobytes()
 

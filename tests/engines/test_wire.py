@@ -67,7 +67,8 @@ def test_a_frame_holds_its_arrays_as_aligned_views():
 
 
 def test_the_bytes_are_those_of_the_description():
-    """By hand: little-endian fields at their offsets, the first array after the header, HMAC-SHA256 over the rest."""
+    """By hand: little-endian fields at their offsets, the first array after the header, HMAC-SHA256
+    over the rest."""
     import hashlib
     import hmac
 
@@ -82,7 +83,9 @@ def test_the_bytes_are_those_of_the_description():
     stream = hashlib.shake_256(seed).digest(4 * (2 * BLOCK + LANES - 1))
     keys = [int.from_bytes(stream[i : i + 4], "little") for i in range(0, len(stream), 4)]
     halves = [int.from_bytes(frame[i : i + 2], "little") for i in range(HEADER, len(frame), 2)]
-    ordered = halves[0::2] + [0] * (BLOCK - len(halves) // 2) + halves[1::2]  # all low halves, then all high ones
+    ordered = (
+        halves[0::2] + [0] * (BLOCK - len(halves) // 2) + halves[1::2]
+    )  # all low halves, then all high ones
     sums = [sum(x * keys[j + t] for j, x in enumerate(ordered)) % 2**32 for t in range(LANES)]
     lanes = b"".join(x.to_bytes(4, "little") for x in sums)
     mac = hmac.new(b"secret", SEAL.run + frame[:SIGNED] + lanes, "sha256").digest()
@@ -106,7 +109,10 @@ def test_another_structure_has_another_hash(other):
 
 def test_the_hash_is_the_same_in_every_process():
     """Names, dtypes and shapes alone, none of which depends on addresses: pinned."""
-    assert Layout.of({"w": np.zeros((2, 3), np.float32)}).structure.hex() == "ca872ca9b76a291e2062b2d412417d27"
+    assert (
+        Layout.of({"w": np.zeros((2, 3), np.float32)}).structure.hex()
+        == "ca872ca9b76a291e2062b2d412417d27"
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,7 +128,9 @@ def test_any_changed_byte_is_noticed(place, change):
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=2 * LAYOUT.frame))
 def test_garbage_is_refused_whatever_its_length(data):
-    header, reason = open_frame(SEAL, np.frombuffer(data, np.uint8), np.zeros((LANES, 1), np.uint32))
+    header, reason = open_frame(
+        SEAL, np.frombuffer(data, np.uint8), np.zeros((LANES, 1), np.uint32)
+    )
     assert header is None
     assert reason in ("garbage", "version", "token")
 
@@ -160,7 +168,9 @@ def test_all_sums_of_a_fold_change_with_any_half_and_with_its_place():
             after = folded(SEAL, changed)
             assert np.all((after != before) == (np.arange(2) == place // BLOCK)[None, :])
     assert len(set(folded(SEAL, frame).ravel().tolist())) == 2 * LANES
-    swapped = np.concatenate([frame[:HEADER], frame[HEADER + 4 * BLOCK :], frame[HEADER : HEADER + 4 * BLOCK]])
+    swapped = np.concatenate(
+        [frame[:HEADER], frame[HEADER + 4 * BLOCK :], frame[HEADER : HEADER + 4 * BLOCK]]
+    )
     assert not np.array_equal(folded(SEAL, swapped), before)
 
 
@@ -188,4 +198,8 @@ def test_new_frames_are_aligned_zeros():
 
 
 def test_layout_rows_are_plain_json():
-    assert json.loads(json.dumps([[jax.tree_util.keystr(p)] for p, _ in jax.tree_util.tree_leaves_with_path(TREE)]))
+    assert json.loads(
+        json.dumps(
+            [[jax.tree_util.keystr(p)] for p, _ in jax.tree_util.tree_leaves_with_path(TREE)]
+        )
+    )

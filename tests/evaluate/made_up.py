@@ -21,13 +21,18 @@ def loss_curves(i, seeds, rounds):
 
 
 def plain(values):
-    return [[None if not math.isfinite(x) else x for x in row] for row in np.asarray(values).tolist()]
+    return [
+        [None if not math.isfinite(x) else x for x in row] for row in np.asarray(values).tolist()
+    ]
 
 
 def method_record(i, label, seeds, rounds, heldout=("loss", "accuracy"), sent=DENSE, **fields):
     at = [*range(EVERY, rounds, EVERY), rounds]
     rng = np.random.default_rng(100 + i)
-    measured = {"loss": rng.uniform(0.3, 2, (seeds, len(at))), "accuracy": rng.uniform(0.5, 0.9, (seeds, len(at)))}
+    measured = {
+        "loss": rng.uniform(0.3, 2, (seeds, len(at))),
+        "accuracy": rng.uniform(0.5, 0.9, (seeds, len(at))),
+    }
     record = {
         "kind": "method",
         "label": label,
@@ -51,7 +56,10 @@ def summary_record(methods, reference, target, link):
         target = metrics.minimum_loss(curves[reference])
     rows = []
     for m in methods:
-        ours, last = curves[m["label"]], {k: float(np.mean(np.array(v)[:, -1])) for k, v in m["heldout"].items()}
+        ours, last = (
+            curves[m["label"]],
+            {k: float(np.mean(np.array(v)[:, -1])) for k, v in m["heldout"].items()},
+        )
         rounds = None if target is None else metrics.rounds_to_loss(ours, target)
         final = metrics.final_loss(ours)
         row = {
@@ -62,7 +70,9 @@ def summary_record(methods, reference, target, link):
             "test_accuracy": last.get("accuracy"),
             "rounds_to_target": rounds,
             "speedup": None if reference is None else metrics.speedup(curves[reference], ours),
-            "speedup_error": None if reference is None else metrics.speedup_error(curves[reference], ours),
+            "speedup_error": None
+            if reference is None
+            else metrics.speedup_error(curves[reference], ours),
             "sent_megabytes": m["traffic"]["sent_bits"] * ours.shape[1] / 8e6,
             "received_megabytes": m["traffic"]["received_bits"] * ours.shape[1] / 8e6,
             "seconds_to_target": None if rounds is None or link is None else 0.1 * rounds,
@@ -72,7 +82,9 @@ def summary_record(methods, reference, target, link):
     return {"kind": "summary", "target_loss": target, "reference": reference, "rows": rows}
 
 
-def comparison(methods, reference: str | None = LABELS[0], target: float | None = None, link: str | None = None):
+def comparison(
+    methods, reference: str | None = LABELS[0], target: float | None = None, link: str | None = None
+):
     config = {
         "task": "digits-mlp",
         "optimizers": [m["label"] for m in methods],
@@ -92,7 +104,12 @@ def comparison(methods, reference: str | None = LABELS[0], target: float | None 
         "kind": "run",
         "config": config,
         "command": "laconic compare --rounds 300 --seeds 10",
-        "task": {"name": "digits-mlp", "parameters": 109386, "source": "bundled digits", "classes": 10},
+        "task": {
+            "name": "digits-mlp",
+            "parameters": 109386,
+            "source": "bundled digits",
+            "classes": 10,
+        },
         "provenance": {
             "commit": "3f2c9a7d5e5b0c0d",
             "dirty": True,
@@ -106,11 +123,15 @@ def comparison(methods, reference: str | None = LABELS[0], target: float | None 
 
 
 def usual(seeds=4, rounds=120, labels=LABELS, link=None, **options):
-    return comparison([method_record(i, label, seeds, rounds, **options) for i, label in enumerate(labels)], link=link)
+    return comparison(
+        [method_record(i, label, seeds, rounds, **options) for i, label in enumerate(labels)],
+        link=link,
+    )
 
 
 def diverging(rounds=120, at=60):
-    """fedadam: two of three seeds leave the finite numbers in round `at`, after one round of nonsense."""
+    """fedadam: two of three seeds leave the finite numbers in round `at`, after one round of
+    nonsense."""
     methods = [method_record(i, label, 3, rounds) for i, label in enumerate(LABELS)]
     curves = np.array(methods[3]["train"])
     curves[:2, at - 2] = 1e30
@@ -122,5 +143,8 @@ def diverging(rounds=120, at=60):
 def oracle_smooth(values, window=10):
     """The trailing mean by a cumulative loop: NaN until the window is full."""
     return np.array(
-        [np.nan if t < window - 1 else sum(values[t - window + 1 : t + 1]) / window for t in range(len(values))]
+        [
+            np.nan if t < window - 1 else sum(values[t - window + 1 : t + 1]) / window
+            for t in range(len(values))
+        ]
     )

@@ -1,4 +1,5 @@
-"""A published optimizer that is not what it was when its runs were recorded: said, refused or run again, not mixed."""
+"""A published optimizer that is not what it was when its runs were recorded: said, refused or run
+again, not mixed."""
 
 from dataclasses import asdict, replace
 from functools import partial
@@ -46,7 +47,10 @@ def config_of(path, tmp_path):
 
 def test_a_record_says_which_optimizer_it_is_of(path, task, tmp_path):
     _, records = compare(config_of(path, tmp_path), task)
-    assert [r["optimizer_sha256"] for r in records if r["kind"] == "method"] == [None, zoo.load(path).sha256]
+    assert [r["optimizer_sha256"] for r in records if r["kind"] == "method"] == [
+        None,
+        zoo.load(path).sha256,
+    ]
 
 
 def test_the_digest_is_of_weights_and_architecture_and_of_nothing_else(path, tmp_path):
@@ -72,7 +76,11 @@ def test_what_is_done_by_another_stays_and_that_is_said(path, task, tmp_path):
     _, again = resume(folder, task, observer=told)
     assert again == records
     assert not any("is not the optimizer that it was" in note for note in quiet.notes)
-    assert [note for note in told.notes if "is not the optimizer that it was" in note and str(path) in note]
+    assert [
+        note
+        for note in told.notes
+        if "is not the optimizer that it was" in note and str(path) in note
+    ]
 
 
 def test_what_is_under_way_by_another_is_not_gone_on_with(path, task, tmp_path, raises_clearly):
@@ -103,9 +111,16 @@ def publish(folder, seed):
 def test_a_sweep_is_of_one_optimizer(shelf, task, tmp_path, raises_clearly):
     watch = Notes()
     grid = ("gamma=0.02", "scale=1,0.5", "weight_decay=0")
-    config = SweepConfig(method="own", grid=grid, workers=2, local_steps=2, batch=8, rounds=2, points_at_once=1)
+    config = SweepConfig(
+        method="own", grid=grid, workers=2, local_steps=2, batch=8, rounds=2, points_at_once=1
+    )
     with pytest.raises(Interrupted):
-        sweep(replace(config, out=tmp_path / "run"), task, observer=watch, stop=lambda: watch.calls >= 1)
+        sweep(
+            replace(config, out=tmp_path / "run"),
+            task,
+            observer=watch,
+            stop=lambda: watch.calls >= 1,
+        )
     publish(shelf, seed=6)
     with raises_clearly("another own than there is now", "another folder"):
         resume_sweep(tmp_path / "run", task)
@@ -116,7 +131,9 @@ def test_a_sweep_is_of_one_optimizer(shelf, task, tmp_path, raises_clearly):
 
 def test_a_training_is_of_one_optimizer(shelf, tmp_path, monkeypatch, raises_clearly):
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
-    config = TrainConfig("digits-mlp:width=4", "own:scale=0.5", workers=2, local_steps=1, batch=4, rounds=2)
+    config = TrainConfig(
+        "digits-mlp:width=4", "own:scale=0.5", workers=2, local_steps=1, batch=4, rounds=2
+    )
     folder, records = train(replace(config, out=tmp_path / "run"))
     assert records[0]["optimizer_sha256"] == zoo.load("own").sha256
     publish(shelf, seed=6)

@@ -1,4 +1,5 @@
-"""The report of everything: from the repository's own records, and from folders that are broken on purpose."""
+"""The report of everything: from the repository's own records, and from folders that are broken on
+purpose."""
 
 import json
 import re
@@ -40,7 +41,9 @@ class Page(HTMLParser):
         found = dict(attrs)
         self.tags[tag] = self.tags.get(tag, 0) + 1
         self.ids += [found["id"]] if "id" in found else []
-        self.links += [found[name] for name in ("src", "srcset", "href", "xlink:href") if name in found]
+        self.links += [
+            found[name] for name in ("src", "srcset", "href", "xlink:href") if name in found
+        ]
         if "style" in found and tag != "svg":
             self.styles.append((found["style"], "scroll" in " ".join(c for _, c in self.open)))
         if tag not in VOID:
@@ -78,8 +81,19 @@ def written(folder, records):
 
 
 def experiment(folder, scale="full"):
-    run = {"kind": "run", "name": "table-speedup", "scale": scale, "command": COMMAND, "provenance": ORIGIN}
-    end = {"kind": "experiment", "name": "table-speedup", "title": "Speedup <over> local SGD", "rows": []}
+    run = {
+        "kind": "run",
+        "name": "table-speedup",
+        "scale": scale,
+        "command": COMMAND,
+        "provenance": ORIGIN,
+    }
+    end = {
+        "kind": "experiment",
+        "name": "table-speedup",
+        "title": "Speedup <over> local SGD",
+        "rows": [],
+    }
     return written(folder, [run, end])
 
 
@@ -90,7 +104,7 @@ def whole():
     return text, book.skipped
 
 
-# --- the repository's own records -------------------------------------------------------------------------------------
+# --- the repository's own records -----------------------------------------------------------------
 
 
 def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
@@ -103,7 +117,11 @@ def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
     nested = ("meta", "reproduce", "missing-workers", "federated-variants")
     files += [path for name in nested for path in RESULTS.glob(f"{name}/*/records.jsonl")]
     assert len(files) >= 21
-    unfinished = [path for path in files if not {"summary", "ranking", "experiment"} & {r["kind"] for r in lines(path)}]
+    unfinished = [
+        path
+        for path in files
+        if not {"summary", "ranking", "experiment"} & {r["kind"] for r in lines(path)}
+    ]
     assert sorted(reason.partition(":")[0] for reason in skipped) == sorted(
         path.relative_to(RESULTS).as_posix() for path in unfinished
     )
@@ -111,12 +129,17 @@ def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
         header, article = lines(path)[0], articles.pop(path.parent.relative_to(RESULTS).as_posix())
         found = Page("<article " + article.partition("</article>")[0] + "</article>").words
         assert " ".join(header["command"].split()) in found
-        for part in (header["provenance"]["commit"] or "commit–", header["provenance"]["device"]["kind"]):
+        for part in (
+            header["provenance"]["commit"] or "commit–",
+            header["provenance"]["device"]["kind"],
+        ):
             assert part in found
         assert header["provenance"]["started"] in found
     for path in [*RESULTS.glob("benchmarks/*.json"), *RESULTS.glob("benchmarks/*.jsonl")]:
         record, article = (
-            json.loads(path.read_text().splitlines()[0] if path.suffix == ".jsonl" else path.read_text()),
+            json.loads(
+                path.read_text().splitlines()[0] if path.suffix == ".jsonl" else path.read_text()
+            ),
             "",
         )
         article = articles.pop(f"benchmarks/{path.stem}")
@@ -124,7 +147,11 @@ def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
         assert origin["commit"] in article
         assert origin["device"]["kind"] in article
         script = f"benchmarks/{record['benchmark'].replace('-', '_')}.py"
-        command = script if (RESULTS.parent / script).is_file() else f"laconic bench {record['benchmark']}"
+        command = (
+            script
+            if (RESULTS.parent / script).is_file()
+            else f"laconic bench {record['benchmark']}"
+        )
         found = Page("<article " + article.partition("</article>")[0] + "</article>").words
         assert record.get("command", command) in found
     assert not articles
@@ -156,9 +183,13 @@ def test_every_plot_has_axes_a_legend_and_bands_where_seeds_are_on_record(whole)
         with_bands += "opacity: 0.16" in plot
     comparisons = whole[0].partition("<h2>Comparisons</h2>")[2].partition("</section>")[0]
     _, *parts = re.split(r"rounds, (\d+) seeds?</p>", comparisons)
-    figures = [(int(n), part.count("<figure>")) for n, part in zip(parts[::2], parts[1::2], strict=True)]
+    figures = [
+        (int(n), part.count("<figure>")) for n, part in zip(parts[::2], parts[1::2], strict=True)
+    ]
     assert all(count > 0 for _, count in figures), figures
-    assert sum(n == 1 for n, _ in figures) == 1  # how step lengths do on a small ViT; all else has several seeds
+    assert (
+        sum(n == 1 for n, _ in figures) == 1
+    )  # how step lengths do on a small ViT; all else has several seeds
     several = sum(count for n, count in figures if n > 1)
     assert with_bands >= several + whole[0].count("Meta-loss of the runs under way</h3>")
 
@@ -220,12 +251,15 @@ def test_the_markdown_page_names_the_same_runs(tmp_path):
     assert all((tmp_path / path).resolve().is_file() for path in pictures)
 
 
-# --- experiments, smoke runs and runs inside runs ---------------------------------------------------------------------
+# --- experiments, smoke runs and runs inside runs -------------------------------------------------
 
 
 def test_an_experiment_shows_its_table_and_figure_and_hides_its_parts(tmp_path):
     folder = experiment(tmp_path / "reproduce" / "table-speedup-smoke")
-    head = "# Speedup <over> local SGD\n\nA sentence.\n\n**smoke scale: shows that it works**\n\n![x](figure.png)\n\n"
+    head = (
+        "# Speedup <over> local SGD\n\nA sentence.\n\n**smoke scale: shows that it "
+        "works**\n\n![x](figure.png)\n\n"
+    )
     (folder / "table.md").write_text(
         head + "| method | ours |\n| --- | ---: |\n| `LOpt-A` | **9.9×** |\n| a\\|b <i> | 1 |\n"
     )
@@ -238,7 +272,14 @@ def test_an_experiment_shows_its_table_and_figure_and_hides_its_parts(tmp_path):
     text, book = page(book)
     found = Page(text)
     assert not book.skipped
-    for words in (COMMAND, ORIGIN["commit"], "Abacus 3000", "Speedup <over> local SGD", "a|b <i>", SMOKE_NOTE):
+    for words in (
+        COMMAND,
+        ORIGIN["commit"],
+        "Abacus 3000",
+        "Speedup <over> local SGD",
+        "a|b <i>",
+        SMOKE_NOTE,
+    ):
         assert words in found.words
     assert '<td class="best">9.9×</td>' in text
     assert found.tags["img"] == 1
@@ -257,17 +298,24 @@ def test_an_experiment_took_as_long_as_the_runs_inside_it(tmp_path):
     one = written(folder / "panels" / "one", usual(2, 12))
     meta = {"kind": "summary", "seconds": 7200.0}
     written(folder / "optimizers" / "lopt", [{"kind": "run"}, {"kind": "progress"}, meta])
-    seconds = 7200 + sum(record["seconds"] for record in lines(one / "records.jsonl") if record["kind"] == "method")
+    seconds = 7200 + sum(
+        record["seconds"] for record in lines(one / "records.jsonl") if record["kind"] == "method"
+    )
     assert collect(tmp_path).runs[0].origin.took == duration(seconds)
 
 
-@pytest.mark.parametrize("begun", [[], [{"kind": "run"}], [{"kind": "run"}, {"kind": "point", "seconds": 9.0}]])
+@pytest.mark.parametrize(
+    "begun", [[], [{"kind": "run"}], [{"kind": "run"}, {"kind": "point", "seconds": 9.0}]]
+)
 def test_a_run_under_way_inside_an_experiment_does_not_hide_what_is_done(begun, tmp_path):
     folder = experiment(tmp_path / "table")
     written(folder / "sweeps" / "two", begun)
     book = collect(tmp_path)
     assert [(run.name, run.origin.took) for run in book.runs] == [("table", "–")]
-    written(folder / "optimizers" / "lopt", [{"kind": "progress"}, {"kind": "summary", "seconds": 7200.0}])
+    written(
+        folder / "optimizers" / "lopt",
+        [{"kind": "progress"}, {"kind": "summary", "seconds": 7200.0}],
+    )
     assert collect(tmp_path).runs[0].origin.took == duration(7200)
     assert book.skipped == ()
 
@@ -283,13 +331,15 @@ def test_a_phone_is_given_the_narrow_figure(tmp_path):
         page(collect(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "scale", "times"), [("a", "full", 0), ("a-smoke", "full", 1), ("a", "smoke", 1)])
+@pytest.mark.parametrize(
+    ("name", "scale", "times"), [("a", "full", 0), ("a-smoke", "full", 1), ("a", "smoke", 1)]
+)
 def test_only_smoke_runs_are_marked(name, scale, times, tmp_path):
     experiment(tmp_path / "reproduce" / name, scale)
     assert page(collect(tmp_path))[0].count(SMOKE_NOTE) == times
 
 
-# --- what is broken ---------------------------------------------------------------------------------------------------
+# --- what is broken -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -331,7 +381,9 @@ def not_text(folder):
     (folder / "records.jsonl").write_bytes(bytes(range(256)) * 4 + b"\n")
 
 
-@pytest.mark.parametrize("spoil", [bad_json, no_run, unfinished, no_provenance, wrong_curves, empty, not_text])
+@pytest.mark.parametrize(
+    "spoil", [bad_json, no_run, unfinished, no_provenance, wrong_curves, empty, not_text]
+)
 def test_what_is_damaged_is_named_in_one_line_and_skipped(spoil, good, capsys):
     spoil(good / "broken")
     out = good.parent / "report.html"
@@ -352,14 +404,19 @@ def test_a_broken_benchmark_is_named_too(good):
     (good / "benchmarks" / "list.json").write_text("[]")
     (good / "benchmarks" / "notes.txt").write_text("not a record")
     _, book = page(collect(good))
-    assert [line.partition(":")[0] for line in book.skipped] == ["benchmarks/list.json", "benchmarks/round.json"]
+    assert [line.partition(":")[0] for line in book.skipped] == [
+        "benchmarks/list.json",
+        "benchmarks/round.json",
+    ]
 
 
 def test_a_sweep_without_its_picture_is_drawn_from_its_records(tmp_path):
     run, *rest = lines(RESULTS / "sweeps" / "fmnist-slowmo" / "records.jsonl")
     points = [r for r in rest if r["kind"] == "point" and r["index"] < 11]
     order = [i for i in rest[-1]["order"] if i < 11]
-    folder = written(tmp_path / "sweep", [{**run, "grid_points": 11}, *points, {**rest[-1], "order": order}])
+    folder = written(
+        tmp_path / "sweep", [{**run, "grid_points": 11}, *points, {**rest[-1], "order": order}]
+    )
     assert Page(page(collect(tmp_path))[0]).tags["img"] == 1
     (folder / "ranking.png").write_bytes(b"GIF89a")
     with pytest.raises(LaconicError, match="no PNG"):
@@ -398,7 +455,7 @@ def test_nothing_but_damage_is_an_error_that_names_it(tmp_path, raises_clearly):
         write_book(tmp_path, tmp_path / "report.html")
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
+# --- the files ------------------------------------------------------------------------------------
 
 
 def test_an_older_report_is_replaced_and_any_other_file_is_not(good, raises_clearly):
@@ -426,7 +483,9 @@ def test_drawing_is_told_run_by_run_and_shown_as_a_bar(good, capsys):
     write_book(good, good.parent / "page.html", tell=lambda name, total: told.append((name, total)))
     runs = [run.name for run in collect(good).runs]
     assert told == [(name, len(runs)) for name in runs]
-    assert dispatch(["report", "--results", str(good), "--out", str(good.parent / "page.html")]) == 0
+    assert (
+        dispatch(["report", "--results", str(good), "--out", str(good.parent / "page.html")]) == 0
+    )
     said = capsys.readouterr()
     assert f"{len(runs)}/{len(runs)}" in said.err
     assert said.out == f"report: {(good.parent / 'page.html').resolve()}\n"
@@ -444,7 +503,8 @@ def test_hostile_names_stay_text(tmp_path):
 
 def test_little_markdown():
     text = marked(
-        "# Title <x>\n\nsome `code`\nand **bold**\n\n- one\n  more\n- two\n\n| a | b |\n| --- | --- |\n| 1 | 2 |"
+        "# Title <x>\n\nsome `code`\nand **bold**\n\n- one\n  more\n- two\n\n| a | b |\n| --- | "
+        "--- |\n| 1 | 2 |"
     )
     assert "<h3>Title &lt;x&gt;</h3>" in text
     assert "<p>some <code>code</code> and bold</p>" in text
@@ -459,12 +519,14 @@ def test_little_markdown():
     ("table", "names", "rows"),
     [
         (
-            "| panel | method | ours |\n|---|---|---|\n| A \\| 1 | x | 1 |\n| A \\| 1 | y | **2** |\n| B | x | 3 |",
+            "| panel | method | ours |\n|---|---|---|\n| A \\| 1 | x | 1 |\n| A \\| 1 | y | **2** "
+            "|\n| B | x | 3 |",
             ["A | 1", "B"],
             ["x1", "y2", "x3"],
         ),
         (
-            "| configuration | ours |\n|---|---|\n| P: 1, loss: x | 1 |\n| Q: 2, loss: x | 3 |\n| P: 1, loss: y | 2 |",
+            "| configuration | ours |\n|---|---|\n| P: 1, loss: x | 1 |\n| Q: 2, loss: x | 3 |\n| "
+            "P: 1, loss: y | 2 |",
             ["P: 1, loss", "Q: 2, loss"],
             ["x1", "y2", "x3"],
         ),

@@ -32,7 +32,11 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(128, 6)).astype(np.float32)
 Y = (X @ np.linspace(-1, 1, 6)).astype(np.float32)
 SMALL = CompareConfig(
-    optimizers=("local-sgd:gamma=0.02", "slowmo:gamma=0.02,beta=0.6", "diloco:compress=topk:0.5+ef"),
+    optimizers=(
+        "local-sgd:gamma=0.02",
+        "slowmo:gamma=0.02,beta=0.6",
+        "diloco:compress=topk:0.5+ef",
+    ),
     workers=4,
     local_steps=2,
     batch=8,
@@ -76,7 +80,12 @@ def test_the_folder_holds_what_was_promised(finished):
         assert (folder / name).stat().st_size > 0
     assert not (folder / CHECKPOINT).exists()
     run = records[0]
-    assert run["task"] == {"name": "fit", "parameters": 7, "classes": None, "source": "given by the caller"}
+    assert run["task"] == {
+        "name": "fit",
+        "parameters": 7,
+        "classes": None,
+        "source": "given by the caller",
+    }
     assert {"versions", "device", "commit", "started"} <= set(run["provenance"])
     assert run["config"]["seeds"] == 3
 
@@ -90,11 +99,15 @@ def test_the_table_follows_from_the_curves(finished):
     assert summary["target_loss"] == pytest.approx(metrics.minimum_loss(reference), rel=1e-6)
     rows = {row["label"]: row for row in summary["rows"]}
     slow = rows["slowmo:gamma=0.02,beta=0.6"]
-    assert slow["speedup"] == pytest.approx(metrics.speedup(reference, curves_of(methods[slow["label"]])), rel=1e-6)
+    assert slow["speedup"] == pytest.approx(
+        metrics.speedup(reference, curves_of(methods[slow["label"]])), rel=1e-6
+    )
     assert rows["local-sgd:gamma=0.02"]["speedup"] == 1.0
     assert slow["speedup"] > 1
     sparse = rows["diloco:compress=topk:0.5+ef"]
-    assert sparse["sent_megabytes"] == pytest.approx(40 * (4 * 32 + 16) / 8e6)  # 4 of 7 values, 12 bits of indices
+    assert sparse["sent_megabytes"] == pytest.approx(
+        40 * (4 * 32 + 16) / 8e6
+    )  # 4 of 7 values, 12 bits of indices
     assert sparse["received_megabytes"] == pytest.approx(40 * 7 * 32 / 8e6)
     last = np.array(methods[slow["label"]]["heldout"]["loss"])[:, -1]
     assert slow["test_loss"] == pytest.approx(last.mean(), rel=1e-6)
@@ -105,7 +118,12 @@ def test_the_table_follows_from_the_curves(finished):
 def test_stopping_and_resuming_gives_the_same_bits(stop_after, finished, task, tmp_path):
     folder, watcher = tmp_path / "run", Notes()
     with pytest.raises(Interrupted) as info:
-        compare(_with(SMALL, out=folder), task, observer=watcher, stop=lambda: watcher.calls >= stop_after)
+        compare(
+            _with(SMALL, out=folder),
+            task,
+            observer=watcher,
+            stop=lambda: watcher.calls >= stop_after,
+        )
     assert info.value.folder == folder
     assert (folder / CHECKPOINT).exists()
     again = Notes()
@@ -113,7 +131,9 @@ def test_stopping_and_resuming_gives_the_same_bits(stop_after, finished, task, t
     done = stop_after * 5 % 40
     assert again.begun[0][1] == done
     assert timeless(records) == timeless(finished[1])
-    assert [r["params_sha256"] for r in records[1:-1]] == [r["params_sha256"] for r in finished[1][1:-1]]
+    assert [r["params_sha256"] for r in records[1:-1]] == [
+        r["params_sha256"] for r in finished[1][1:-1]
+    ]
 
 
 def test_resuming_a_finished_run_changes_nothing(finished, task):
@@ -129,7 +149,9 @@ def test_missing_workers_are_in_the_config_the_run_and_the_report(task, tmp_path
     folder, records = compare(replace(one, out=tmp_path / "two"), task)
     _, everyone = compare(replace(one, missing=0, out=tmp_path / "none"), task)
     assert records[0]["config"]["missing"] == 2
-    assert np.all(np.array(records[1]["train"]) != np.array(everyone[1]["train"]))  # already the first: of two only
+    assert np.all(
+        np.array(records[1]["train"]) != np.array(everyone[1]["train"])
+    )  # already the first: of two only
     assert "4 workers, 2 missing from each round" in (folder / "report.html").read_text()
     with raises_clearly("4 workers", "0 to 3", "got 4"):
         compare(replace(one, missing=4, out=tmp_path / "all"), task)
@@ -156,7 +178,13 @@ def test_nan_stops_with_the_last_good_checkpoint_and_can_go_on(task, tmp_path):
 
 
 def test_a_link_prices_the_rounds(task, tmp_path):
-    config = _with(SMALL, link="1Mbit/10ms", step_time="2ms", out=tmp_path / "run", optimizers=SMALL.optimizers[:2])
+    config = _with(
+        SMALL,
+        link="1Mbit/10ms",
+        step_time="2ms",
+        out=tmp_path / "run",
+        optimizers=SMALL.optimizers[:2],
+    )
     _, records = compare(config, task)
     row = records[-1]["rows"][1]
     bits = 7 * 32
@@ -188,13 +216,18 @@ def test_past_its_horizon_a_learned_optimizer_warns(task, tmp_path):
     method = local_method("mine", LocalOptimizer("sgd", 0.01), outer)
     watcher = Notes()
     described = {"name": "fit", "parameters": 7, "classes": None, "source": "here"}
-    header = {"config": recipe._json(SMALL), "command": "none", "task": described, "provenance": provenance()}
+    header = {
+        "config": recipe._json(SMALL),
+        "command": "none",
+        "task": described,
+        "provenance": provenance(),
+    }
     RunLog(tmp_path / RECORDS).append("run", **header)
     run_comparison(task, [method], Setting(2, 1, 4, 10, (0,), 5), tmp_path, observer=watcher)
     assert any("meta-trained for 5 rounds" in note for note in watcher.notes)
 
 
-# --- refusals: nothing is overwritten, nothing is left half made ------------------------------------------------------
+# --- refusals: nothing is overwritten, nothing is left half made ----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -291,7 +324,9 @@ def test_other_data_is_refused(tmp_path, raises_clearly):
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(97, 123)) * 400)
     spec = f"lm-bytes:file={text},context=8,hidden=8,heads=1,layers=1"
-    config = _with(SMALL, task=spec, optimizers=("local-sgd",), out=tmp_path / "run", seeds=1, rounds=10)
+    config = _with(
+        SMALL, task=spec, optimizers=("local-sgd",), out=tmp_path / "run", seeds=1, rounds=10
+    )
     watcher = Notes()
     with pytest.raises(Interrupted):
         compare(config, observer=watcher, stop=lambda: watcher.calls >= 1)
@@ -318,12 +353,16 @@ def test_foreign_records_are_refused(line, tmp_path, raises_clearly):
 def test_settings_of_a_wrong_type_are_refused(task, tmp_path, raises_clearly):
     interrupted(task, tmp_path / "run")
     path = tmp_path / "run" / RECORDS
-    path.write_text(path.read_text().replace('"workers": 4, "local_steps"', '"workers": "4", "local_steps"', 1))
+    path.write_text(
+        path.read_text().replace('"workers": 4, "local_steps"', '"workers": "4", "local_steps"', 1)
+    )
     with raises_clearly("workers", "wrong type"):
         resume(tmp_path / "run", task)
 
 
-def test_a_run_from_before_there_was_a_setting_goes_on_at_its_default(task, tmp_path, raises_clearly):
+def test_a_run_from_before_there_was_a_setting_goes_on_at_its_default(
+    task, tmp_path, raises_clearly
+):
     interrupted(task, tmp_path / "run")
     path = tmp_path / "run" / RECORDS
     text = path.read_text()
@@ -364,7 +403,9 @@ def test_a_run_of_ones_own_task_needs_it_to_resume(task, tmp_path, raises_clearl
 
 
 def test_the_command_gives_the_config_back():
-    config = _with(SMALL, link="100Mbit/20ms", target_loss=0.25, task="lm-bytes:context=32", out=Path("a b"))
+    config = _with(
+        SMALL, link="100Mbit/20ms", target_loss=0.25, task="lm-bytes:context=32", out=Path("a b")
+    )
     words = shlex.split(command_of(config))
     assert words[:2] == ["laconic", "compare"]
     assert tyro.cli(CompareConfig, args=words[2:]) == config

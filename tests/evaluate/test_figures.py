@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
 from laconic.evaluate import figures, panels
-from tests.evaluate.made_up import DENSE, LABELS, LINK, STEP, comparison, diverging, method_record, oracle_smooth, usual
+from tests.evaluate.made_up import (
+    DENSE,
+    LABELS,
+    LINK,
+    STEP,
+    comparison,
+    diverging,
+    method_record,
+    oracle_smooth,
+    usual,
+)
 
 
 def lines_of(ax: Any, part: str = "-method-") -> list[Any]:
@@ -38,10 +48,15 @@ def test_every_method_has_a_line_in_every_panel_with_the_smoothed_mean():
     assert (train.get_xscale(), seconds.get_xscale()) == ("linear", "log")
     assert len(lines_of(test)) == len(LABELS)
     for line, method in zip(lines_of(test), records[1:-1], strict=True):
-        np.testing.assert_allclose(line.get_ydata(), 100 * np.array(method["heldout"]["accuracy"]).mean(axis=0))
+        np.testing.assert_allclose(
+            line.get_ydata(), 100 * np.array(method["heldout"]["accuracy"]).mean(axis=0)
+        )
         np.testing.assert_array_equal(line.get_xdata(), method["evaluated_at"])
     assert train.get_ylabel() == "train loss (trailing 10-round mean)"
-    assert (test.get_ylabel(), seconds.get_xlabel()) == ("test accuracy, %", "seconds on a 100Mbit/20ms link")
+    assert (test.get_ylabel(), seconds.get_xlabel()) == (
+        "test accuracy, %",
+        "seconds on a 100Mbit/20ms link",
+    )
 
 
 def test_bands_are_one_standard_error_of_the_smoothed_seeds():
@@ -54,7 +69,9 @@ def test_bands_are_one_standard_error_of_the_smoothed_seeds():
         vertices = {(round(x), y) for x, y in band.get_paths()[0].vertices}
         for t in range(9, 60):
             drawn = sorted({y for x, y in vertices if x == t + 1})
-            np.testing.assert_allclose((drawn[0], drawn[-1]), (mean[t] - error[t], mean[t] + error[t]), rtol=1e-9)
+            np.testing.assert_allclose(
+                (drawn[0], drawn[-1]), (mean[t] - error[t], mean[t] + error[t]), rtol=1e-9
+            )
 
 
 def test_a_band_is_thin_where_seeds_agree_and_goes_on_from_there():
@@ -64,8 +81,14 @@ def test_a_band_is_thin_where_seeds_agree_and_goes_on_from_there():
     method["heldout"]["accuracy"] = ends
     band = axes_of(records)[1].collections[0]
     x = method["evaluated_at"]
-    expected = {(x[-2], 10.0), (x[-1], 20.0), (x[-1], 40.0)}  # the standard error of two is half of what they differ by
-    assert {(float(a), round(float(b), 6)) for a, b in band.get_paths()[0].vertices if a >= x[-2]} == expected
+    expected = {
+        (x[-2], 10.0),
+        (x[-1], 20.0),
+        (x[-1], 40.0),
+    }  # the standard error of two is half of what they differ by
+    assert {
+        (float(a), round(float(b), 6)) for a, b in band.get_paths()[0].vertices if a >= x[-2]
+    } == expected
 
 
 def test_one_seed_has_no_band_and_the_target_a_thin_dotted_line():
@@ -82,7 +105,9 @@ def test_test_loss_stands_in_for_a_missing_accuracy_and_nothing_for_both():
     loss_only = usual(heldout=("loss",))
     _, test = axes_of(loss_only)
     assert (test.get_ylabel(), test.get_yscale()) == ("test loss", "log")
-    np.testing.assert_allclose(lines_of(test)[0].get_ydata(), np.mean(loss_only[1]["heldout"]["loss"], axis=0))
+    np.testing.assert_allclose(
+        lines_of(test)[0].get_ydata(), np.mean(loss_only[1]["heldout"]["loss"], axis=0)
+    )
     assert len(axes_of(usual(heldout=()))) == 1
 
 
@@ -98,7 +123,9 @@ def test_traffic_has_a_panel_of_its_own_where_it_differs():
     assert len(lines_of(ax)) == 4  # what sends nothing has no place on a log axis
     np.testing.assert_allclose(first.get_xdata(), np.arange(1, 121) * DENSE / 8e6)
     np.testing.assert_allclose(second.get_xdata(), np.arange(1, 121) * (DENSE // 50) / 8e6)
-    np.testing.assert_allclose(last.get_ydata(), oracle_smooth(np.mean(records[4]["train"], axis=0)))
+    np.testing.assert_allclose(
+        last.get_ydata(), oracle_smooth(np.mean(records[4]["train"], axis=0))
+    )
 
 
 def test_a_diverged_method_is_drawn_until_it_diverges_and_marked():
@@ -106,7 +133,9 @@ def test_a_diverged_method_is_drawn_until_it_diverges_and_marked():
     axes: list[Any] = list(figure.axes)
     train, test = axes
     y = lines_of(train)[3].get_ydata()
-    assert np.isfinite(y[9:58]).all()  # up to round 58; round 59 is nonsense, round 60 is not finite
+    assert np.isfinite(
+        y[9:58]
+    ).all()  # up to round 58; round 59 is nonsense, round 60 is not finite
     assert not np.isfinite(y[58:]).any()
     (cross,) = [line for line in train.get_lines() if str(line.get_gid()).endswith("-end")]
     assert (cross.get_marker(), cross.get_xdata()[0], cross.get_ydata()[0]) == ("x", 58, y[57])
@@ -133,7 +162,15 @@ def test_twelve_methods_differ_in_colour_or_marker_and_all_in_greyscale():
     labels = ("local-sgd", *(f"m{i}" for i in range(11)))
     figure = figures.curves_figure(usual(seeds=1, rounds=20, labels=labels))
     handles: list[Any] = figure.legends[0].legend_handles[:12]
-    assert len({(to_hex(h.get_color()), str(h._unscaled_dash_pattern), h.get_marker()) for h in handles}) == 12
+    assert (
+        len(
+            {
+                (to_hex(h.get_color()), str(h._unscaled_dash_pattern), h.get_marker())
+                for h in handles
+            }
+        )
+        == 12
+    )
     assert len({(str(h._unscaled_dash_pattern), h.get_marker()) for h in handles}) == 12
     okabe_ito = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"}
     assert {to_hex(h.get_color()) for h in handles[1:]} == okabe_ito
@@ -146,7 +183,9 @@ def test_losses_that_are_not_positive_get_a_linear_axis():
         method["train"] = (np.array(method["train"]) - 1.5).tolist()
     ax = axes_of(comparison(methods))[0]
     assert ax.get_yscale() == "linear"
-    np.testing.assert_allclose(lines_of(ax)[0].get_ydata(), oracle_smooth(np.mean(methods[0]["train"], axis=0)))
+    np.testing.assert_allclose(
+        lines_of(ax)[0].get_ydata(), oracle_smooth(np.mean(methods[0]["train"], axis=0))
+    )
 
 
 def test_a_finite_blow_up_does_not_squash_losses_that_are_not_positive():
@@ -187,7 +226,9 @@ def test_a_method_that_never_was_finite_is_only_in_the_legend():
     for records in (comparison(methods), comparison(methods[1:], reference=None)):
         figure = figures.curves_figure(records)
         assert figures.png_bytes(figure).startswith(b"\x89PNG")
-        assert LABELS[1] + " (diverged)" in [text.get_text() for text in figure.legends[0].get_texts()]
+        assert LABELS[1] + " (diverged)" in [
+            text.get_text() for text in figure.legends[0].get_texts()
+        ]
 
 
 @settings(deadline=None, max_examples=50)

@@ -12,7 +12,13 @@ RNG = np.random.default_rng(0)
 
 
 def progress(begin, losses, norms):
-    return {"kind": "progress", "begin": begin, "end": begin + len(losses), "loss": losses, "norm": norms}
+    return {
+        "kind": "progress",
+        "begin": begin,
+        "end": begin + len(losses),
+        "loss": losses,
+        "norm": norms,
+    }
 
 
 def a_run(steps=120, tasks=2):
@@ -23,7 +29,10 @@ def a_run(steps=120, tasks=2):
     records = [
         {"kind": "run", "config": config},
         progress(0, loss[:half].tolist(), norm[:half].tolist()),
-        *({"kind": "judged", "which": w, "step": half, "final_losses": [0.5] * tasks} for w in ("theta", "average")),
+        *(
+            {"kind": "judged", "which": w, "step": half, "final_losses": [0.5] * tasks}
+            for w in ("theta", "average")
+        ),
         progress(half, loss[half:].tolist(), norm[half:].tolist()),
         {"kind": "summary"},
     ]
@@ -38,7 +47,10 @@ def test_history_joins_the_parts():
 
 def test_what_was_written_again_counts():
     """A run killed after step 4 whose checkpoint was of step 2."""
-    records = [progress(0, [[1.0], [2.0]], [[9.0], [9.0]]), progress(2, [[3.0], [4.0]], [[9.0], [9.0]])]
+    records = [
+        progress(0, [[1.0], [2.0]], [[9.0], [9.0]]),
+        progress(2, [[3.0], [4.0]], [[9.0], [9.0]]),
+    ]
     records.append(progress(2, [[5.0], [6.0], [7.0]], [[1.0], [2.0], [3.0]]))
     loss, norm = history(records)
     assert loss[:, 0].tolist() == [1, 2, 5, 6, 7]

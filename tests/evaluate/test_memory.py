@@ -1,4 +1,5 @@
-"""What does not fit in a device's memory is done in smaller parts, which is said, or refused in one line."""
+"""What does not fit in a device's memory is done in smaller parts, which is said, or refused in one
+line."""
 
 from dataclasses import replace
 
@@ -20,7 +21,9 @@ from tests.recipes.meta_runs import TINY
 
 __all__ = ["quick"]  # of every test here: compiling is most of the time
 SEEDS = (0, 1, 2, 3, 4)
-FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 41.10GiB.")
+FULL = jax.errors.JaxRuntimeError(
+    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 41.10GiB."
+)
 GRID = rates(0.3, 0.2, 0.1, 0.05, 0.01)
 
 
@@ -28,7 +31,9 @@ def compared(folder, notes):
     folder.mkdir()
     RunLog(folder / "records.jsonl").append("run", config={"target_loss": None, "link": None})
     setting = Setting(4, 2, 8, 20, SEEDS, 10)
-    return run_comparison(least_squares(), [parse_method("local-sgd:gamma=0.1", 4)], setting, folder, observer=notes)
+    return run_comparison(
+        least_squares(), [parse_method("local-sgd:gamma=0.1", 4)], setting, folder, observer=notes
+    )
 
 
 def roomy(monkeypatch, most):
@@ -63,7 +68,10 @@ def test_seeds_that_do_not_fit_together_are_trained_some_at_a_time(tmp_path, mon
     roomy(monkeypatch, 2)
     notes = Notes()
     parts = compared(tmp_path / "parts", notes)
-    assert ["3 of the seeds at a time" in notes.notes[0], "2 of the seeds at a time" in notes.notes[1]] == [True, True]
+    assert [
+        "3 of the seeds at a time" in notes.notes[0],
+        "2 of the seeds at a time" in notes.notes[1],
+    ] == [True, True]
     assert len(notes.notes) == 2
     np.testing.assert_allclose(parts[1]["train"], whole[1]["train"], rtol=1e-5)
 
@@ -92,7 +100,9 @@ def swept(folder, notes, monkeypatch=None, most=0):
     engine = Sweep(least_squares(), "local-sgd", SETTING)
     if monkeypatch is not None:
         run = engine.run
-        monkeypatch.setattr(engine, "run", lambda *given: run(*given) if given[1] <= most else _raise(FULL))
+        monkeypatch.setattr(
+            engine, "run", lambda *given: run(*given) if given[1] <= most else _raise(FULL)
+        )
     return run_sweep(engine, GRID, folder, points_at_once=4, observer=notes)
 
 

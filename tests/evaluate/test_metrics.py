@@ -13,7 +13,10 @@ NAN, INF = math.nan, math.inf
 
 def loop_smoothed(curve, window):
     window = min(window, len(curve))
-    return [NAN if t + 1 < window else sum(curve[t + 1 - window : t + 1]) / window for t in range(len(curve))]
+    return [
+        NAN if t + 1 < window else sum(curve[t + 1 - window : t + 1]) / window
+        for t in range(len(curve))
+    ]
 
 
 def loop_mean(curves):
@@ -28,14 +31,21 @@ def loop_rounds(curves, target):
 
 
 def falling(start, rate, T, S=1):
-    """Losses that fall by `rate` a round (dyadic, so that all means are exact), a little apart for each seed."""
+    """Losses that fall by `rate` a round (dyadic, so that all means are exact), a little apart for
+    each seed."""
     return np.array([[start + seed - rate * t for t in range(T)] for seed in range(S)])
 
 
 def test_smoothed_by_hand():
-    np.testing.assert_array_equal(metrics.smoothed([4.0, 2.0, 6.0, 0.0], window=2), [NAN, 3.0, 4.0, 3.0])
-    np.testing.assert_array_equal(metrics.smoothed([4.0, 2.0, 6.0, 0.0], window=1), [4.0, 2.0, 6.0, 0.0])
-    np.testing.assert_array_equal(metrics.smoothed([1.0, 2.0, 6.0]), [NAN, NAN, 3.0])  # shorter than the window
+    np.testing.assert_array_equal(
+        metrics.smoothed([4.0, 2.0, 6.0, 0.0], window=2), [NAN, 3.0, 4.0, 3.0]
+    )
+    np.testing.assert_array_equal(
+        metrics.smoothed([4.0, 2.0, 6.0, 0.0], window=1), [4.0, 2.0, 6.0, 0.0]
+    )
+    np.testing.assert_array_equal(
+        metrics.smoothed([1.0, 2.0, 6.0]), [NAN, NAN, 3.0]
+    )  # shorter than the window
 
 
 def test_ten_rounds_are_the_window():
@@ -45,7 +55,9 @@ def test_ten_rounds_are_the_window():
 
 def test_a_non_finite_round_spoils_its_windows_only():
     curve = [1.0, INF, 1.0, 1.0, NAN, 1.0, 1.0, -INF, INF, 2.0, 2.0]
-    np.testing.assert_array_equal(metrics.smoothed(curve, 2), [NAN, INF, INF, 1, NAN, NAN, 1, -INF, NAN, INF, 2])
+    np.testing.assert_array_equal(
+        metrics.smoothed(curve, 2), [NAN, INF, INF, 1, NAN, NAN, 1, -INF, NAN, INF, 2]
+    )
 
 
 def test_mean_and_standard_error_by_hand():
@@ -63,7 +75,9 @@ def test_float32_curves_are_averaged_in_float64():
 
 def test_rounds_to_loss_by_hand():
     curves = falling(10.0, 0.5, 30)  # smoothed at round t (from 1): 10 − 0.5·(t − 5.5)
-    assert metrics.rounds_to_loss(curves, 7.75) == 10  # the first full window ends at round 10: 10 − 0.5·4.5
+    assert (
+        metrics.rounds_to_loss(curves, 7.75) == 10
+    )  # the first full window ends at round 10: 10 − 0.5·4.5
     assert metrics.rounds_to_loss(curves, 100.0) == 10
     assert metrics.rounds_to_loss(curves, 7.74) == 11
     assert metrics.rounds_to_loss(curves, -2.25) == 30
@@ -87,7 +101,9 @@ def test_one_diverged_seed_never_reaches_a_loss_after_it():
     for bad in (NAN, INF, -INF):
         curves = falling(10.0, 0.5, 30, S=2)
         curves[1, 14:] = bad
-        assert metrics.rounds_to_loss(curves, 6.25) == 14  # 10.5 − 0.5·8.5: the last window before round 15
+        assert (
+            metrics.rounds_to_loss(curves, 6.25) == 14
+        )  # 10.5 − 0.5·8.5: the last window before round 15
         assert metrics.rounds_to_loss(curves, 6.24) is None
         assert metrics.minimum_loss(curves) == 6.25
         assert not math.isfinite(metrics.final_loss(curves))
@@ -118,7 +134,8 @@ def test_speedup_counts_to_the_minimum_not_to_the_end():
 def test_speedup_error_by_hand():
     reference = np.repeat(falling(10.0, 0.25, 41), 3, axis=0)
     ours = np.concatenate([falling(10.0, 0.5, 41), falling(10.0, 0.5, 41), falling(8.0, 0.5, 41)])
-    # leaving seed 3 out: 41/24; leaving 1 or 2 out the mean starts at 9: 9 − 0.5·(t − 5.5) ≤ 1.125 first at t = 22
+    # leaving seed 3 out: 41/24; leaving 1 or 2 out the mean starts at 9: 9 − 0.5·(t − 5.5) ≤ 1.125
+    # first at t = 22
     ratios = [41 / 22, 41 / 22, 41 / 24]
     mean = sum(ratios) / 3
     want = math.sqrt(2 / 3 * sum((r - mean) ** 2 for r in ratios))
@@ -127,7 +144,8 @@ def test_speedup_error_by_hand():
 
 
 def test_the_jackknife_leaves_a_seed_out_of_both_sides():
-    # seed 1 of the reference is lower by 2, and so is seed 1 of ours: with it gone from both, nothing is lost
+    # seed 1 of the reference is lower by 2, and so is seed 1 of ours: with it gone from both,
+    # nothing is lost
     reference = np.concatenate([falling(8.0, 0.25, 41), falling(10.0, 0.25, 41)])
     ours = np.concatenate([falling(8.0, 0.5, 41), falling(10.0, 0.5, 41)])
     assert metrics.speedup_error(reference, ours) == 0.0
@@ -163,7 +181,9 @@ def test_against_plain_loops(data):
     numbers = st.integers(-64, 640).map(lambda n: n / 16)
     rows = data.draw(st.lists(st.lists(numbers, min_size=T, max_size=T), min_size=S, max_size=S))
     window = data.draw(st.integers(1, 12))
-    np.testing.assert_allclose(metrics.smoothed(rows[0], window), loop_smoothed(rows[0], window), rtol=1e-14)
+    np.testing.assert_allclose(
+        metrics.smoothed(rows[0], window), loop_smoothed(rows[0], window), rtol=1e-14
+    )
     np.testing.assert_allclose(metrics.mean_curve(rows), loop_mean(rows), rtol=1e-14)
     smooth = loop_smoothed(loop_mean(rows), 10)
     assert metrics.minimum_loss(rows) == pytest.approx(min(v for v in smooth if v == v), rel=1e-14)

@@ -10,9 +10,18 @@ import pytest
 from matplotlib.image import imread
 
 from laconic.evaluate import panels, report, report_page, summary
-from tests.evaluate.made_up import DENSE, LABELS, LINK, STEP, comparison, diverging, oracle_smooth, usual
+from tests.evaluate.made_up import (
+    DENSE,
+    LABELS,
+    LINK,
+    STEP,
+    comparison,
+    diverging,
+    oracle_smooth,
+    usual,
+)
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_files_are_whole_alone_and_the_same_again(tmp_path):
@@ -41,7 +50,9 @@ def test_unfinished_records_are_refused_and_nothing_is_written(kind, tmp_path, r
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("label", ["_hidden", "$x^$", "日本語 🚀", "a\x00\x1bb\ud800", "x" * 300, "", "<script>"])
+@pytest.mark.parametrize(
+    "label", ["_hidden", "$x^$", "日本語 🚀", "a\x00\x1bb\ud800", "x" * 300, "", "<script>"]
+)
 def test_any_label_can_be_drawn_and_written(label, tmp_path):
     records = usual(seeds=2, rounds=25, labels=("local-sgd", label))
     png, svg, page = report.write_report(tmp_path, records)
@@ -52,13 +63,14 @@ def test_any_label_can_be_drawn_and_written(label, tmp_path):
     assert "local-sgd" in page.read_text(encoding="utf-8")
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}
 
 
 class Page(HTMLParser):
-    """Tags with attributes, the text of each kind of element, and whether every element is closed in order."""
+    """Tags with attributes, the text of each kind of element, and whether every element is closed
+    in order."""
 
     def __init__(self, text):
         super().__init__()
@@ -144,13 +156,19 @@ def test_the_page_stands_alone_and_holds_every_method_and_number(name):
     for note in summary.notes(records):
         assert note in page.text()
     assert not re.search(r"\b(null|nan|NaN|None|inf)\b", page.text())
-    drawings = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("role") == "img"]
+    drawings = [
+        attributes
+        for tag, attributes in page.tags
+        if tag == "svg" and attributes.get("role") == "img"
+    ]
     expected = len(panels.panels(records)) + (name == "compressed")
     assert len(drawings) == expected
     for attributes in drawings:
         assert all(method["label"] in attributes["aria-label"] for method in records[1:-1])
     assert any(tag == "html" and attributes["lang"] == "en" for tag, attributes in page.tags)
-    assert all(attributes.get("scope") in ("col", "row") for tag, attributes in page.tags if tag == "th")
+    assert all(
+        attributes.get("scope") in ("col", "row") for tag, attributes in page.tags if tag == "th"
+    )
 
 
 def test_the_page_says_where_the_numbers_come_from():
@@ -162,7 +180,11 @@ def test_the_page_says_where_the_numbers_come_from():
         "laconic 0.1.0",
         "optax –",
     ]
-    origins += ["3f2c9a7d5e5b0c0d, with uncommitted changes", "2031-02-03T04:05:06+00:00", "6.2 min"]
+    origins += [
+        "3f2c9a7d5e5b0c0d, with uncommitted changes",
+        "2031-02-03T04:05:06+00:00",
+        "6.2 min",
+    ]
     for part in [*origins, *LABELS, "laconic compare --rounds 300 --seeds 10", "jackknife"]:
         assert part in text
     records = usual()
@@ -184,7 +206,10 @@ def test_times_on_the_link_match_rounds_times_the_seconds_of_a_round():
     for method, row in zip(records[1:-1], body, strict=True):
         if method["step_seconds"] is not None:
             smooth = oracle_smooth(np.mean(method["train"], axis=0))
-            rounds = [next((t + 1 for t in range(9, 120) if smooth[t] <= loss * (1 + 1e-12)), None) for loss in losses]
+            rounds = [
+                next((t + 1 for t in range(9, 120) if smooth[t] <= loss * (1 + 1e-12)), None)
+                for loss in losses
+            ]
             expected = [None if n is None else n * per_round for n in rounds]
             assert row[1:] == [summary.duration(per_round), *map(summary.duration, expected)]
     assert "worth on a" not in report.page(usual())
@@ -202,7 +227,9 @@ def test_everything_from_outside_is_escaped():
     run["provenance"]["device"] |= {"kind": NASTY, "platform": NASTY}
     records[2]["traffic"]["topology"] = NASTY
     page = assert_self_contained(report.page(records))
-    pre, title = (next(data for tag, data in page.texts if tag == kind) for kind in ("pre", "title"))
+    pre, title = (
+        next(data for tag, data in page.texts if tag == kind) for kind in ("pre", "title")
+    )
     assert pre == NASTY
     assert title == f"{NASTY} – laconic compare"
     assert page.text().count(NASTY) >= 12
@@ -211,7 +238,9 @@ def test_everything_from_outside_is_escaped():
 
 def test_the_command_can_be_copied_letter_for_letter():
     records = usual(rounds=20)
-    records[0]["command"] = "laconic compare --task 'a  b' --optimizers slowmo:gamma=0.1 --on-nan continue  --x=--y"
+    records[0]["command"] = (
+        "laconic compare --task 'a  b' --optimizers slowmo:gamma=0.1 --on-nan continue  --x=--y"
+    )
     text = report.page(records)
     page = Page("<pre>" + text.partition("<pre>")[2].partition("</pre>")[0] + "</pre>")
     assert page.text() == records[0]["command"]
@@ -224,7 +253,10 @@ def luminance(colour):
 
 
 def test_text_has_contrast_in_light_and_dark():
-    light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", part)) for part in report_page.CSS.split("@media", 2)[:2])
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6})", part))
+        for part in report_page.CSS.split("@media", 2)[:2]
+    )
     assert light.keys() == dark.keys()
     for theme in (light, dark):
         for text, behind in itertools.product(("ink", "muted"), ("page", "card", "best")):
@@ -238,8 +270,16 @@ def test_text_has_contrast_in_light_and_dark():
 def test_the_page_fits_a_phone_and_follows_the_theme():
     text = report.page(usual(rounds=20))
     page = Page(text)
-    views = [attributes["content"] for tag, attributes in page.tags if attributes.get("name") == "viewport"]
+    views = [
+        attributes["content"]
+        for tag, attributes in page.tags
+        if attributes.get("name") == "viewport"
+    ]
     assert views == ["width=device-width, initial-scale=1"]
     assert text.count("prefers-color-scheme: dark") == 1
-    assert [tag for tag, _ in page.tags].count("table") == text.count('class="scroll" role="region"')
-    assert panels.INK not in text.partition("</style>")[2]  # ink in figures is the page's own, so it shows in the dark
+    assert [tag for tag, _ in page.tags].count("table") == text.count(
+        'class="scroll" role="region"'
+    )
+    assert (
+        panels.INK not in text.partition("</style>")[2]
+    )  # ink in figures is the page's own, so it shows in the dark

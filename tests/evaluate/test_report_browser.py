@@ -1,7 +1,8 @@
-"""The report as a browser lays it out, on a phone and on a desk: nothing fetched, nothing cut off, letters to read.
+"""The report as a browser lays it out, on a phone and on a desk: nothing fetched, nothing cut off,
+letters to read.
 
-The page may run no scripts, so another page holds it in frames of both widths, measures it there and writes down what
-it found.
+The page may run no scripts, so another page holds it in frames of both widths, measures it there
+and writes down what it found.
 """
 
 import base64
@@ -22,7 +23,9 @@ BROWSER = next((path for path in map(shutil.which, BROWSERS) if path is not None
 PHONE, DESK = 390, 1280
 SMALLEST = 10.0  # CSS pixels: the size of letters in a plot
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed here (one of {', '.join(BROWSERS)})")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason=f"no browser is installed here (one of {', '.join(BROWSERS)})"
+)
 
 MEASURE = """<!DOCTYPE html><meta charset="utf-8"><title>measured</title>
 <body style="margin:0"><script>
@@ -67,33 +70,65 @@ for (const width of widths) {
 
 
 def browse(folder, *words):
-    """The browser's stdout; the network is shut off, so that whatever is needed must be in the page."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--allow-file-access-from-files", "--proxy-server=127.0.0.1:9"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120, check=False)
+    """The browser's stdout; the network is shut off, so that whatever is needed must be in the
+    page."""
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+    ]
+    command += [
+        f"--user-data-dir={folder / 'profile'}",
+        "--allow-file-access-from-files",
+        "--proxy-server=127.0.0.1:9",
+    ]
+    done = subprocess.run(
+        [*command, *words], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def measured(folder):
     (folder / "measure.html").write_text(MEASURE.replace("WIDTHS", f"{PHONE}, {DESK}"))
-    out = browse(folder, "--virtual-time-budget=20000", "--dump-dom", (folder / "measure.html").as_uri())
+    out = browse(
+        folder, "--virtual-time-budget=20000", "--dump-dom", (folder / "measure.html").as_uri()
+    )
     text = re.search(r'<pre id="found">([^<]*)</pre>', out)
     assert text is not None, out[-2000:]
     return {int(width): page for width, page in json.loads(base64.b64decode(text[1])).items()}
 
 
 def experiment(folder):
-    """An experiment with what is hard to fit: long words, a wide table, a wide figure and its narrow twin."""
+    """An experiment with what is hard to fit: long words, a wide table, a wide figure and its
+    narrow twin."""
     folder.mkdir(parents=True)
     origin = usual(2, 12)[0]["provenance"]
-    run = {"kind": "run", "name": "made-up", "scale": "smoke", "command": f"laconic {'x' * 300}", "provenance": origin}
-    end = {"kind": "experiment", "name": "made-up", "title": "A title that is " + "long " * 30, "rows": []}
-    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (run, end)))
+    run = {
+        "kind": "run",
+        "name": "made-up",
+        "scale": "smoke",
+        "command": f"laconic {'x' * 300}",
+        "provenance": origin,
+    }
+    end = {
+        "kind": "experiment",
+        "name": "made-up",
+        "title": "A title that is " + "long " * 30,
+        "rows": [],
+    }
+    (folder / "records.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in (run, end))
+    )
     head = " | ".join(["panel", "method", *(f"a column {i}" for i in range(12))])
     rows = [" | ".join([f"Panel {g}", "a method", *(["0.123 ± 0.004"] * 12)]) for g in (1, 2)]
     table = "\n".join(f"| {line} |" for line in (head, " | ".join(["---"] * 14), *rows))
-    (folder / "table.md").write_text(f"# Made up\n\n{table}\n\n- Data: sha256:{'0123456789abcdef' * 8}.\n")
+    (folder / "table.md").write_text(
+        f"# Made up\n\n{table}\n\n- Data: sha256:{'0123456789abcdef' * 8}.\n"
+    )
     shutil.copy(RESULTS / "sweeps" / "fmnist-slowmo" / "ranking.png", folder / "figure.png")
     shutil.copy(RESULTS / "sweeps" / "fmnist-adam" / "ranking.png", folder / "figure-narrow.png")
 
@@ -102,7 +137,10 @@ def experiment(folder):
 def pages(tmp_path_factory):
     """What the browser found at each width, for a run of every kind; measured once."""
     folder = tmp_path_factory.mktemp("browser")
-    comparisons, sweeps = ("fmnist-compress", "fmnist-learned"), ("sweeps/fmnist-slowmo", "sweeps/fmnist-adam")
+    comparisons, sweeps = (
+        ("fmnist-compress", "fmnist-learned"),
+        ("sweeps/fmnist-slowmo", "sweeps/fmnist-adam"),
+    )
     for name in (*comparisons, *sweeps, "meta/lopt-a-digits"):
         shutil.copytree(RESULTS / name, folder / "results" / name)
     shutil.copytree(RESULTS / "benchmarks", folder / "results" / "benchmarks")
@@ -158,7 +196,10 @@ def test_every_plot_can_be_read(pages, width):
 
 
 def test_the_measuring_sees_a_page_that_is_too_wide(tmp_path):
-    wide, image = '<p style="width: 600px">wide</p>', '<img src="https://example.invalid/x.png" class="scroll">'
+    wide, image = (
+        '<p style="width: 600px">wide</p>',
+        '<img src="https://example.invalid/x.png" class="scroll">',
+    )
     (tmp_path / "report.html").write_text(f"<!DOCTYPE html><title>x</title>{wide}{image}")
     page = measured(tmp_path)[PHONE]
     assert page["whole"] > page["viewport"] == PHONE

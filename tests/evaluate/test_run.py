@@ -29,11 +29,19 @@ def loss(params, batch):
 
 
 def least_squares(**more):
-    return plain_task("least-squares", lambda key: {"w": jax.random.normal(key, (5,))}, loss, {"x": X, "y": Y}, **more)
+    return plain_task(
+        "least-squares",
+        lambda key: {"w": jax.random.normal(key, (5,))},
+        loss,
+        {"x": X, "y": Y},
+        **more,
+    )
 
 
 def all_losses(simulation, **how):
-    return np.concatenate([chunk.losses for chunk in simulation.run(simulation.start(), **how)], axis=1)
+    return np.concatenate(
+        [chunk.losses for chunk in simulation.run(simulation.start(), **how)], axis=1
+    )
 
 
 def test_chunks_make_up_the_rounds():
@@ -69,7 +77,9 @@ def test_seeds_are_independent_of_their_company():
 def test_seeds_some_at_a_time_are_the_same_seeds():
     method, sizes = parse_method("slowmo:gamma=0.05,beta=0.5", 2), (2, 2, 8, 6, (3, 7, 5), 3)
     together = Simulation(least_squares(test={"x": X, "y": Y}), method, Setting(*sizes))
-    apart = Simulation(least_squares(test={"x": X, "y": Y}), method, Setting(*sizes, seeds_at_once=2))
+    apart = Simulation(
+        least_squares(test={"x": X, "y": Y}), method, Setting(*sizes, seeds_at_once=2)
+    )
     for one, other in zip(together.run(together.start()), apart.run(apart.start()), strict=True):
         np.testing.assert_allclose(other.losses, one.losses, rtol=1e-6)
         np.testing.assert_allclose(other.heldout["loss"], one.heldout["loss"], rtol=1e-6)
@@ -89,7 +99,10 @@ def test_absent_workers_are_left_out_of_the_mean():
     (chunk,) = simulation.run(start)
     one = jax.tree.map(lambda x: x[0], start)
     at = lambda t: one._replace(round=t)
-    draw = lambda t: (draw_items(least_squares().feed, at(t), K, H, B).batches, draw_present(at(t), K, missing))
+    draw = lambda t: (
+        draw_items(least_squares().feed, at(t), K, H, B).batches,
+        draw_present(at(t), K, missing),
+    )
     rows_RKHB, present_RK = map(np.asarray, jax.jit(jax.vmap(draw))(jnp.arange(rounds)))
     w = np.asarray(one.shared.params["w"], np.float64)
     for t, present_K in enumerate(present_RK):
@@ -126,21 +139,28 @@ def test_who_can_be_missing(raises_clearly):
         with raises_clearly("0 to 3", str(missing)):
             Setting(4, missing=missing)
     with raises_clearly("small-batch-sgd", "1 worker", "leave it out"):
-        Simulation(least_squares(), parse_method("small-batch-sgd", 4), Setting(4, 1, 4, 1, missing=1))
+        Simulation(
+            least_squares(), parse_method("small-batch-sgd", 4), Setting(4, 1, 4, 1, missing=1)
+        )
 
 
 def test_resuming_from_a_state_continues_to_the_same_bits():
-    simulation = Simulation(least_squares(), parse_method("fedadam:gamma=0.05", 4), Setting(4, 2, 8, 12, (0,), 4))
+    simulation = Simulation(
+        least_squares(), parse_method("fedadam:gamma=0.05", 4), Setting(4, 2, 8, 12, (0,), 4)
+    )
     chunks = list(simulation.run(simulation.start()))
     later = list(simulation.run(chunks[0].state, done=4))
     np.testing.assert_array_equal(
-        np.concatenate([c.losses for c in chunks[1:]], 1), np.concatenate([c.losses for c in later], 1)
+        np.concatenate([c.losses for c in chunks[1:]], 1),
+        np.concatenate([c.losses for c in later], 1),
     )
     assert [c.done for c in later] == [8, 12]
 
 
 def test_resuming_off_a_chunk_boundary_is_refused(raises_clearly):
-    simulation = Simulation(least_squares(), parse_method("local-sgd:gamma=0.05", 2), Setting(2, 1, 4, 12, (0,), 4))
+    simulation = Simulation(
+        least_squares(), parse_method("local-sgd:gamma=0.05", 2), Setting(2, 1, 4, 12, (0,), 4)
+    )
     with raises_clearly("3 rounds", "resume"):
         list(simulation.run(simulation.start(), done=3))
 
@@ -155,7 +175,9 @@ def test_a_mesh_gives_the_simulators_losses():
 
 
 def test_divergence_names_round_worker_and_seed():
-    simulation = Simulation(least_squares(), parse_method("local-sgd:gamma=1e6", 2), Setting(2, 3, 4, 20, (5,), 4))
+    simulation = Simulation(
+        least_squares(), parse_method("local-sgd:gamma=1e6", 2), Setting(2, 3, 4, 20, (5,), 4)
+    )
     with pytest.raises(Diverged) as info:
         all_losses(simulation)
     losses = all_losses(simulation, keep_going=True)
@@ -190,7 +212,9 @@ def stream(count, batch=8):
 
 def test_a_stream_trains_and_resumes():
     task = plain_task("stream", lambda key: {"w": jax.random.normal(key, (5,))}, loss, stream(1000))
-    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 4), Setting(4, 2, 8, 8, (0,), 4))
+    simulation = Simulation(
+        task, parse_method("local-sgd:gamma=0.05", 4), Setting(4, 2, 8, 8, (0,), 4)
+    )
     first, second = list(simulation.run(simulation.start()))
     assert second.losses.mean() < first.losses.mean()
     again = Simulation(task, simulation.method, simulation.setting)
@@ -200,7 +224,9 @@ def test_a_stream_trains_and_resumes():
 
 def test_seeds_of_a_stream_see_their_own_batches():
     task = plain_task("stream", lambda key: {"w": jnp.zeros(5)}, loss, stream(1000))
-    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0, 1), 3))
+    simulation = Simulation(
+        task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0, 1), 3)
+    )
     (chunk,) = simulation.run(simulation.start())
     batches = list(stream(1000).batches())
     w = np.zeros(5)
@@ -213,14 +239,18 @@ def test_seeds_of_a_stream_see_their_own_batches():
 
 def test_a_stream_of_another_batch_size_is_refused(raises_clearly):
     task = plain_task("stream", lambda key: {"w": jnp.zeros(5)}, loss, stream(100, batch=5))
-    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0,), 3))
+    simulation = Simulation(
+        task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0,), 3)
+    )
     with raises_clearly("batches have 5 examples", "says 8"):
         list(simulation.run(simulation.start()))
 
 
 def test_a_stream_stops_with_its_run():
     task = plain_task("stream", lambda key: {"w": jnp.zeros(5)}, loss, stream(10_000))
-    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0,), 1))
+    simulation = Simulation(
+        task, parse_method("local-sgd:gamma=0.05", 2), Setting(2, 2, 8, 3, (0,), 1)
+    )
     before = threading.active_count()
     next(run := simulation.run(simulation.start()))
     assert threading.active_count() == before + 1
@@ -230,7 +260,9 @@ def test_a_stream_stops_with_its_run():
 
 def test_weights_that_stop_being_numbers_stop_the_run():
     """The outer step overflows after losses that were still finite."""
-    method = Method("boom", parse_method("local-sgd:gamma=0.05", 2).client, from_optax(optax.scale(-np.inf)))
+    method = Method(
+        "boom", parse_method("local-sgd:gamma=0.05", 2).client, from_optax(optax.scale(-np.inf))
+    )
     simulation = Simulation(least_squares(), method, Setting(2, 3, 4, 2, (5,), 1))
     with pytest.raises(Diverged, match=r"weights are not finite after round 1 \(seed 5\)"):
         list(simulation.run(simulation.start()))
@@ -247,7 +279,9 @@ def test_one_worker_needs_no_mesh():
 
 def test_workers_that_do_not_divide_over_devices_are_refused_at_once(raises_clearly):
     with raises_clearly("3 workers", "2 devices"):
-        Simulation(least_squares(), parse_method("local-sgd", 3), Setting(3, 2, 8, 2), worker_mesh(2))
+        Simulation(
+            least_squares(), parse_method("local-sgd", 3), Setting(3, 2, 8, 2), worker_mesh(2)
+        )
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 10**25])
@@ -258,7 +292,9 @@ def test_seeds_fit_in_32_bits(seed, raises_clearly):
 
 def test_a_stream_that_ends_early_says_so(raises_clearly):
     task = plain_task("short", lambda key: {"w": jax.random.normal(key, (5,))}, loss, stream(50))
-    simulation = Simulation(task, parse_method("local-sgd:gamma=0.05", 4), Setting(4, 2, 8, 8, (0,), 4))
+    simulation = Simulation(
+        task, parse_method("local-sgd:gamma=0.05", 4), Setting(4, 2, 8, 8, (0,), 4)
+    )
     with raises_clearly("ended after 6 of 8 rounds", "8 batches"):
         list(simulation.run(simulation.start()))
 
@@ -273,9 +309,14 @@ def test_a_worker_aware_optimizer_refuses_another_k(raises_clearly):
 
 def test_traffic_by_topology(raises_clearly):
     def traffic(spec, topology, K=4):
-        return Simulation(least_squares(), parse_method(spec, K), Setting(K, 2, 8, 4)).traffic(topology)
+        return Simulation(least_squares(), parse_method(spec, K), Setting(K, 2, 8, 4)).traffic(
+            topology
+        )
 
-    assert (traffic("local-sgd", "server").sent_bits, traffic("local-sgd", "server").received_bits) == (160, 160)
+    assert (
+        traffic("local-sgd", "server").sent_bits,
+        traffic("local-sgd", "server").received_bits,
+    ) == (160, 160)
     assert traffic("local-sgd", "all-gather").sent_bits == 3 * 160
     assert traffic("local-sgd", "ring").sent_bits == 240
     sparse = traffic("local-sgd:compress=topk:0.4+ef", "server")

@@ -19,7 +19,9 @@ def one(x, nothing):
 @pytest.mark.parametrize("at_once", [0, 1, 2, 4, 5, 9])
 def test_every_seed_is_there_in_its_place(at_once):
     found = jax.jit(over_seeds(one, len(X), at_once))(X, None)
-    expected = [np.cumsum(np.sin(np.float64(x)[:, None] * np.arange(1024.0)), axis=1).sum() for x in X]
+    expected = [
+        np.cumsum(np.sin(np.float64(x)[:, None] * np.arange(1024.0)), axis=1).sum() for x in X
+    ]
     np.testing.assert_allclose(found["sum"], expected, rtol=1e-3)
     np.testing.assert_array_equal(found["x"], X)
 

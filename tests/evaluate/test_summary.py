@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from laconic.evaluate import report, summary
 from tests.evaluate.made_up import LINK, diverging, usual
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,24 @@ def test_the_table_says_each_number_once_and_missing_ones_as_dashes():
 
 def test_columns_that_say_nothing_are_left_out():
     bare = [{**row, "test_loss": None, "test_accuracy": None, "diverged": 0} for row in ROWS]
-    headers, _ = report.table_rows({"target_loss": None, "reference": None, "rows": bare}, link_given=False)
+    headers, _ = report.table_rows(
+        {"target_loss": None, "reference": None, "rows": bare}, link_given=False
+    )
     assert headers == ["method", "final train loss", "MB sent", "MB received"]
 
 
 def test_best_marks_ignore_diverged_methods_bounds_and_ties():
     headers, _ = report.table_rows(SUMMARY, link_given=True)
     best = {(i, headers[j]) for i, j in summary.best_cells(SUMMARY, True, frozenset())}
-    won = {"rounds to 0.224", "speedup", "time to 0.224", "final train loss", "test accuracy", "test loss", "MB sent"}
+    won = {
+        "rounds to 0.224",
+        "speedup",
+        "time to 0.224",
+        "final train loss",
+        "test accuracy",
+        "test loss",
+        "MB sent",
+    }
     assert best == {(1, name) for name in won}
     without = {(i, headers[j]) for i, j in summary.best_cells(SUMMARY, True, frozenset({"slowmo"}))}
     assert without == set()  # one row left: nothing to be better than
@@ -163,7 +173,7 @@ def test_markdown_keeps_pipes_and_backticks_inside_their_cell():
     assert sum("**" in cell for cell in lines[3].split(" | ")[1:]) > 0
 
 
-# --- the verdict ------------------------------------------------------------------------------------------------------
+# --- the verdict ----------------------------------------------------------------------------------
 
 
 def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
@@ -172,7 +182,13 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
     records = usual(rounds=30, seeds=2, labels=labels)
     records[0]["config"] |= {"rounds": 1000, "target_loss": target}
     for i, (row, n) in enumerate(zip(records[-1]["rows"], rounds, strict=True)):
-        row |= {"rounds_to_target": n, "speedup": 3.0, "speedup_error": 0.1, "final_train": 0.5 - 0.1 * i, **changes}
+        row |= {
+            "rounds_to_target": n,
+            "speedup": 3.0,
+            "speedup_error": 0.1,
+            "final_train": 0.5 - 0.1 * i,
+            **changes,
+        }
     records[-1] |= {"reference": reference, "target_loss": 0.224 if target is None else target}
     return records
 
@@ -182,28 +198,34 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
     [
         (
             judged([984, 210, 500]),
-            "slowmo reached local-sgd's best training loss (0.224) in 210 rounds instead of 984: 4.7 times fewer.",
+            "slowmo reached local-sgd's best training loss (0.224) in 210 rounds instead of 984: "
+            "4.7 times fewer.",
         ),
         (
             judged([984, 820, None]),
-            "slowmo reached local-sgd's best training loss (0.224) in 820 rounds instead of 984: 17 % fewer.",
+            "slowmo reached local-sgd's best training loss (0.224) in 820 rounds instead of 984: "
+            "17 % fewer.",
         ),
         (
             judged([984, 983, None]),
-            "slowmo reached local-sgd's best training loss (0.224) in 983 rounds instead of 984: 1 fewer.",
+            "slowmo reached local-sgd's best training loss (0.224) in 983 rounds instead of 984: 1 "
+            "fewer.",
         ),
         (
             judged([984, 210], speedup=1.2, speedup_error=0.15),
-            "slowmo reached local-sgd's best training loss (0.224) in 210 rounds instead of 984: 4.7 times fewer, "
+            "slowmo reached local-sgd's best training loss (0.224) in 210 rounds instead of 984: "
+            "4.7 times fewer, "
             "though the error of that speedup (± 0.15) leaves open whether it is a gain at all.",
         ),
         (
             judged([984, None, None]),
-            "No method reached local-sgd's best training loss (0.224) in fewer rounds than local-sgd, which took 984.",
+            "No method reached local-sgd's best training loss (0.224) in fewer rounds than "
+            "local-sgd, which took 984.",
         ),
         (
             judged([None, 151, None], target=0.1),
-            "slowmo reached the target training loss (0.100) in 151 rounds; local-sgd did not in 1,000.",
+            "slowmo reached the target training loss (0.100) in 151 rounds; local-sgd did not in "
+            "1,000.",
         ),
         (
             judged([None, None, None], target=0.01),
@@ -212,14 +234,16 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
         ),
         (
             judged([406, 151, 152], target=0.1, reference=None),
-            "slowmo reached the target training loss (0.100) first, in 151 rounds; the next, diloco, took 152.",
+            "slowmo reached the target training loss (0.100) first, in 151 rounds; the next, "
+            "diloco, took 152.",
         ),
         (
             judged([None, 151, None], target=0.1, reference=None),
             "Only slowmo reached the target training loss (0.100), in 151 rounds of 1,000.",
         ),
         (judged([984]), "local-sgd ended at a training loss of 0.500 after 1,000 rounds."),
-        (judged([None, None], final_train=None), "No method reached local-sgd's best training loss (0.224) in 1,000 "
+        (judged([None, None], final_train=None), "No method reached local-sgd's best training loss "
+                                                 "(0.224) in 1,000 "
          "rounds. Every method diverged."),
     ],
 )  # fmt: skip
@@ -230,14 +254,23 @@ def test_the_verdict_says_who_won_or_that_nobody_did(records, sentence):
 def test_without_a_target_the_verdict_falls_back_on_the_final_loss():
     records = judged([1, 1, 1], reference=None)
     records[-1]["target_loss"] = None
-    assert summary.verdict(records) == "After 1,000 rounds diloco has the lowest training loss, 0.300."
+    assert (
+        summary.verdict(records) == "After 1,000 rounds diloco has the lowest training loss, 0.300."
+    )
 
 
 def test_a_bound_is_no_rival():
     records = judged([984, 210, 5])
-    records[3] |= {"workers": 1, "traffic": {"sent_bits": 0, "received_bits": 0, "topology": "one worker"}}
-    assert summary.verdict(records).startswith("slowmo reached local-sgd's best training loss (0.224) in 210 rounds")
-    assert "diloco runs on one worker and sends nothing: a bound, not a rival." in summary.notes(records)
+    records[3] |= {
+        "workers": 1,
+        "traffic": {"sent_bits": 0, "received_bits": 0, "topology": "one worker"},
+    }
+    assert summary.verdict(records).startswith(
+        "slowmo reached local-sgd's best training loss (0.224) in 210 rounds"
+    )
+    assert "diloco runs on one worker and sends nothing: a bound, not a rival." in summary.notes(
+        records
+    )
 
 
 def test_notes_tell_time_on_the_link_lone_seeds_and_divergence():
@@ -245,6 +278,8 @@ def test_notes_tell_time_on_the_link_lone_seeds_and_divergence():
     records[0]["config"]["link"] = LINK
     for row, seconds in zip(records[-1]["rows"], (240.0, 51.0, None), strict=True):
         row["seconds_to_target"] = seconds
-    assert summary.notes(records) == ["On a 100Mbit/20ms link that takes slowmo 51 s and local-sgd 4 min."]
+    assert summary.notes(records) == [
+        "On a 100Mbit/20ms link that takes slowmo 51 s and local-sgd 4 min."
+    ]
     assert summary.notes(diverging())[-1] == "fedadam diverged in 2 of 3 seeds."
     assert summary.notes(usual(seeds=1))[0].startswith("One seed was run")

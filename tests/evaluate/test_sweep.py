@@ -1,4 +1,5 @@
-"""A sweep's points against single runs of the same methods, its ranking against plain NumPy, and its folder."""
+"""A sweep's points against single runs of the same methods, its ranking against plain NumPy, and
+its folder."""
 
 import itertools
 import json
@@ -32,8 +33,14 @@ from tests.tiny import lenient
 SETTING = Setting(workers=2, local_steps=2, batch=8, rounds=12, seeds=(0, 3), evaluate_every=4)
 POINTS = {
     "local-sgd": [{"gamma": 0.3}, {"gamma": 0.05}],
-    "slowmo": [{"gamma": 0.1, "alpha": 1.0, "beta": 0.9}, {"gamma": 0.3, "alpha": 0.5 / 0.3, "beta": 0.0}],
-    "diloco": [{"gamma": 0.003, "lr": 0.7, "momentum": 0.9}, {"gamma": 0.01, "lr": 0.3, "momentum": 0.5}],
+    "slowmo": [
+        {"gamma": 0.1, "alpha": 1.0, "beta": 0.9},
+        {"gamma": 0.3, "alpha": 0.5 / 0.3, "beta": 0.0},
+    ],
+    "diloco": [
+        {"gamma": 0.003, "lr": 0.7, "momentum": 0.9},
+        {"gamma": 0.01, "lr": 0.3, "momentum": 0.5},
+    ],
     "fedavg": [{"gamma": 0.3}, {"gamma": 0.05}],
     "fedavgm": [{"gamma": 0.1, "eta": 1.0, "beta": 0.9}, {"gamma": 0.05, "eta": 0.5, "beta": 0.0}],
     "fedprox": [{"gamma": 0.1, "mu": 0.01}, {"gamma": 0.1, "mu": 1.0}],
@@ -74,14 +81,16 @@ def local():
 
 
 def curves_of(single):
-    return np.concatenate([chunk.losses.mean(axis=2) for chunk in single.run(single.start())], axis=1)
+    return np.concatenate(
+        [chunk.losses.mean(axis=2) for chunk in single.run(single.start())], axis=1
+    )
 
 
 def rates(*gammas):
     return [{"gamma": gamma} for gamma in gammas]
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
+# --- the program ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", FAMILIES)
@@ -94,20 +103,28 @@ def test_a_point_is_the_run_that_compare_would_make(method):
     assert outcome.curves.shape == (2, 2, 12)
     assert outcome.curves.dtype == np.float32
     assert outcome.finite.all()
-    assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()  # the points do differ
+    assert (
+        np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4
+    ).all()  # the points do differ
 
 
 @pytest.mark.parametrize("method", ["slowmo", "diloco", "fedprox"])
 def test_workers_that_clip_and_decay_are_those_of_compare(method):
     task, (first, second) = least_squares(), POINTS[method]
-    points = [{**second, "clip": 0.05, "decay": 0.3}, {**second, "clip": 1e6, "decay": 1e-9}, second]
+    points = [
+        {**second, "clip": 0.05, "decay": 0.3},
+        {**second, "clip": 1e6, "decay": 1e-9},
+        second,
+    ]
     with lenient(method == "diloco"):
         engine = Sweep(task, method, SETTING)
         outcome = engine.run(points[:2], 2)
         plain = engine.run([first, second], 2)
         expected = curves_of(Simulation(task, parse_method(spec_of(method, points[0]), 2), SETTING))
     np.testing.assert_allclose(outcome.curves[0], expected, rtol=1e-5)
-    np.testing.assert_allclose(outcome.curves[1], plain.curves[1], rtol=1e-5)  # neither does anything there
+    np.testing.assert_allclose(
+        outcome.curves[1], plain.curves[1], rtol=1e-5
+    )  # neither does anything there
     assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()
 
 
@@ -122,7 +139,9 @@ def test_messages_are_compressed_as_compare_would(compress):
         outcome.curves[1], curves_of(Simulation(task, parse_method(spec, 2), setting)), rtol=1e-5
     )
     dense = Sweep(task, "slowmo", setting).run(points, 2)
-    assert (np.abs(outcome.curves - dense.curves).max(axis=2) > 1e-4).all()  # something was lost on the way
+    assert (
+        np.abs(outcome.curves - dense.curves).max(axis=2) > 1e-4
+    ).all()  # something was lost on the way
 
 
 def test_points_name_the_same_hyper_parameters(raises_clearly):
@@ -166,7 +185,11 @@ def test_families_have_the_hyper_parameters_of_the_methods():
 
 def test_padding_changes_no_bit_and_nothing_is_compiled_again(monkeypatch):
     traced = []
-    monkeypatch.setitem(FAMILIES, "local-sgd", lambda task, gamma: traced.append(1) or families.local_sgd(task, gamma))
+    monkeypatch.setitem(
+        FAMILIES,
+        "local-sgd",
+        lambda task, gamma: traced.append(1) or families.local_sgd(task, gamma),
+    )
     engine = Sweep(least_squares(), "local-sgd", SETTING)
     whole = engine.run(rates(0.3, 0.1, 0.2), 3)
     once = len(traced)
@@ -204,7 +227,9 @@ def gathered(jaxpr):
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "gather":
             sizes.append(math.prod(eqn.outvars[0].aval.shape))
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
             inner = getattr(inner, "jaxpr", inner)
             sizes += gathered(inner) if hasattr(inner, "eqns") else []
     return sizes
@@ -213,7 +238,10 @@ def gathered(jaxpr):
 def test_the_points_of_a_seed_share_one_gather_of_the_data(local):
     numbers = {"gamma": np.full(5, 0.1, np.float32)}
     state = jax.eval_shape(
-        local._init, local.task, numbers, jax.eval_shape(lambda: jax.random.split(jax.random.key(0)))
+        local._init,
+        local.task,
+        numbers,
+        jax.eval_shape(lambda: jax.random.split(jax.random.key(0))),
     )
     program = jax.make_jaxpr(local._segment, static_argnums=3)(local.task, numbers, state, 4)
     assert max(gathered(program.jaxpr)) == 2 * 2 * 8 * 5  # S·K·B examples of 5 features, and no P
@@ -225,7 +253,7 @@ def test_streams_are_refused(raises_clearly):
         Sweep(task, "local-sgd", SETTING)
 
 
-# --- points -----------------------------------------------------------------------------------------------------------
+# --- points ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,7 +272,11 @@ def test_streams_are_refused(raises_clearly):
         ("slowmo", {"gamma": 1.0}, ["give alpha, beta too"]),
         ("local-sgd", {"gamma": 1.0, "clip": 0.0}, ["clip must be positive", "0.0"]),
         ("local-sgd", {"gamma": 1.0, "decay": -1.0}, ["decay must be positive", "-1.0"]),
-        ("adam", {"alpha": 1.0, "clip": 1.0}, ["hyper-parameter of adam", "'clip'"]),  # it takes no local steps
+        (
+            "adam",
+            {"alpha": 1.0, "clip": 1.0},
+            ["hyper-parameter of adam", "'clip'"],
+        ),  # it takes no local steps
     ],
 )
 def test_a_bad_point_is_refused(method, point, parts, raises_clearly):
@@ -262,7 +294,7 @@ def test_chunks_are_few_and_alike():
     assert [len(chunk) for chunk in chunks_of(487, 44)] == [41] * 11 + [36]
 
 
-# --- the ranking ------------------------------------------------------------------------------------------------------
+# --- the ranking ----------------------------------------------------------------------------------
 
 
 def trailing(curve):
@@ -276,11 +308,17 @@ def test_what_is_kept_of_a_point_against_plain_numpy():
     record = point_record(curves, np.array([True, True, False]), valid, Rule("rounds", 0.9))
     mean = trailing(curves.astype(float).mean(axis=0))
     assert record["minimum"] == pytest.approx(min(mean), rel=1e-12)
-    assert record["final"] == pytest.approx(np.mean([trailing(c)[-1] for c in curves.astype(float)]), rel=1e-12)
-    assert record["rounds_to_target"] == next(t for t, value in enumerate(mean, start=10) if value <= 0.9)
+    assert record["final"] == pytest.approx(
+        np.mean([trailing(c)[-1] for c in curves.astype(float)]), rel=1e-12
+    )
+    assert record["rounds_to_target"] == next(
+        t for t, value in enumerate(mean, start=10) if value <= 0.9
+    )
     assert record["valid"] == {"loss": 0.75}
     assert record["diverged"] == [False, False, True]
-    np.testing.assert_allclose(record["curve"], [mean[t - 10] for t in (10, 20, 30, 40, 50, 57)], rtol=1e-12)
+    np.testing.assert_allclose(
+        record["curve"], [mean[t - 10] for t in (10, 20, 30, 40, 50, 57)], rtol=1e-12
+    )
     assert point_record(curves, np.ones(3, bool), {}, Rule())["rounds_to_target"] is None
 
 
@@ -305,7 +343,12 @@ def made_up(index, minimum, diverged=False, **fields):
 
 @pytest.mark.parametrize(
     ("by", "order"),
-    [("minimum", [4, 1, 0, 3, 2]), ("final", [0, 4, 1, 3, 2]), ("rounds", [1, 0, 4, 3, 2]), ("valid", [3, 0, 1, 4, 2])],
+    [
+        ("minimum", [4, 1, 0, 3, 2]),
+        ("final", [0, 4, 1, 3, 2]),
+        ("rounds", [1, 0, 4, 3, 2]),
+        ("valid", [3, 0, 1, 4, 2]),
+    ],
 )
 def test_the_best_comes_first_the_diverged_last(by, order):
     points = [
@@ -322,7 +365,9 @@ def test_the_best_comes_first_the_diverged_last(by, order):
 def test_the_ranking_is_that_of_a_plain_sort():
     rng = np.random.default_rng(1)
     curves = rng.uniform(0.1, 3, (30, 2, 40)) * rng.uniform(0.5, 2, (30, 1, 1))
-    records = [{"index": i, **point_record(c, np.ones(2, bool), {}, Rule())} for i, c in enumerate(curves)]
+    records = [
+        {"index": i, **point_record(c, np.ones(2, bool), {}, Rule())} for i, c in enumerate(curves)
+    ]
     lowest = [min(trailing(c.mean(axis=0))) for c in curves]
     last = [c[:, -10:].mean() for c in curves]
     assert [r["index"] for r in ranked(records, "minimum")] == np.argsort(lowest).tolist()
@@ -342,7 +387,7 @@ def test_a_bad_rule_is_refused(arguments, parts, raises_clearly):
         Rule(*arguments)
 
 
-# --- into a folder ----------------------------------------------------------------------------------------------------
+# --- into a folder --------------------------------------------------------------------------------
 
 
 class Fake:
@@ -360,7 +405,9 @@ class Fake:
         for done in range(10, self.setting.rounds + 1, 10):
             tick(done, 1.0)
         S, T = len(self.setting.seeds), self.setting.rounds
-        curves = [np.random.default_rng(round(1e6 * p["gamma"])).uniform(size=(S, T)) for p in points]
+        curves = [
+            np.random.default_rng(round(1e6 * p["gamma"])).uniform(size=(S, T)) for p in points
+        ]
         return Outcome(np.array(curves, np.float32), np.ones((len(points), S), bool), {})
 
 
@@ -406,7 +453,11 @@ def test_the_records_of_a_sweep(tmp_path):
     assert watcher.begun == [("local-sgd", 90, 0)]
     assert watcher.seen == list(range(10, 91, 10))
     for record, point in zip(records[1:-1], GRID, strict=True):
-        drawn = np.random.default_rng(round(1e6 * point["gamma"])).uniform(size=(2, 30)).astype(np.float32)
+        drawn = (
+            np.random.default_rng(round(1e6 * point["gamma"]))
+            .uniform(size=(2, 30))
+            .astype(np.float32)
+        )
         assert record["minimum"] == min(trailing(drawn.astype(float).mean(axis=0)))
         assert parse_method(record["label"], 2).label == f"local-sgd:gamma={point['gamma']!r}"
         assert record["seeds"] == [0, 1]
@@ -434,7 +485,9 @@ def test_a_chunk_cut_off_while_it_was_written_is_done_again(tmp_path):
     whole = run_in(tmp_path / "whole")
     lines = (tmp_path / "whole" / RECORDS).read_text().splitlines(keepends=True)
     (tmp_path / "part").mkdir()
-    (tmp_path / "part" / RECORDS).write_text("".join(lines[:6]) + lines[6][:40])  # two of the second chunk, torn third
+    (tmp_path / "part" / RECORDS).write_text(
+        "".join(lines[:6]) + lines[6][:40]
+    )  # two of the second chunk, torn third
     engine = Fake()
     assert timeless(run_in(tmp_path / "part", engine=engine)) == timeless(whole)
     assert [len(chunk) for chunk in engine.chunks] == [3, 1]
@@ -451,11 +504,22 @@ def test_a_finished_sweep_is_left_alone(tmp_path):
 def test_the_largest_sweep_stays_small(tmp_path):
     curves = np.random.default_rng(0).uniform(0.01, 1, (10, 1000)).astype(np.float32)
     kept = point_record(
-        curves, np.ones(10, bool), {"loss": curves[:, 0], "accuracy": curves[:, 1]}, Rule("rounds", 0.5)
+        curves,
+        np.ones(10, bool),
+        {"loss": curves[:, 0], "accuracy": curves[:, 1]},
+        Rule("rounds", 0.5),
     )
     point = {"gamma": 0.3, "alpha": 0.1 / 0.3, "beta": 0.95}
-    rest = {"index": 486, "label": spec_of("slowmo", point), "numbers": point, "seeds": range(10), "chunk": 11}
-    line = json.dumps(plain({"kind": "point", **rest, **kept, "seeds": list(range(10)), "seconds": 123.456}))
+    rest = {
+        "index": 486,
+        "label": spec_of("slowmo", point),
+        "numbers": point,
+        "seeds": range(10),
+        "chunk": 11,
+    }
+    line = json.dumps(
+        plain({"kind": "point", **rest, **kept, "seeds": list(range(10)), "seconds": 123.456})
+    )
     assert 487 * (len(line) + 1) < 1_000_000
 
 
@@ -467,7 +531,9 @@ def test_the_largest_sweep_stays_small(tmp_path):
         (GRID, Rule("valid"), ["fake has no validation split"]),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_runs(points, rule, parts, tmp_path, raises_clearly):
+def test_what_cannot_work_is_refused_before_anything_runs(
+    points, rule, parts, tmp_path, raises_clearly
+):
     engine = Fake()
     RunLog(tmp_path / RECORDS).append("run")
     with raises_clearly(*parts):

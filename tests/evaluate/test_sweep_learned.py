@@ -38,9 +38,16 @@ def shelf(tmp_path, monkeypatch):
     folder = tmp_path / "weights"
     monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
     for name, local in LOCALS.items():
-        zoo.publish(folder / f"{name}.safetensors", LOPT_A, weights(), a_card(name=name, local=asdict(local)))
+        zoo.publish(
+            folder / f"{name}.safetensors",
+            LOPT_A,
+            weights(),
+            a_card(name=name, local=asdict(local)),
+        )
     local = {"local": asdict(LOCALS["clipped"])}
-    zoo.publish(folder / "eight.safetensors", LAGG_A, weights(LAGG_A), a_card(LAGG_A, name="eight", **local))
+    zoo.publish(
+        folder / "eight.safetensors", LAGG_A, weights(LAGG_A), a_card(LAGG_A, name="eight", **local)
+    )
     return folder
 
 
@@ -49,10 +56,15 @@ def test_a_point_is_the_run_that_compare_would_make(method, workers, shelf):
     task = least_squares()
     with lenient(method == "annealed"):  # optax's schedule
         outcome = Sweep(task, method, setting(workers)).run(POINTS, 2)
-        singles = [Simulation(task, parse_method(spec_of(method, p), workers), setting(workers)) for p in POINTS]
+        singles = [
+            Simulation(task, parse_method(spec_of(method, p), workers), setting(workers))
+            for p in POINTS
+        ]
         expected = [curves_of(single) for single in singles]
     np.testing.assert_allclose(outcome.curves, expected, rtol=1e-5)
-    assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()  # the points do differ
+    assert (
+        np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4
+    ).all()  # the points do differ
 
 
 def test_workers_are_those_of_the_card_unless_a_point_says_otherwise(shelf):
@@ -72,7 +84,14 @@ def test_the_hyper_parameters_are_options_of_the_method(shelf):
 def test_a_sweep_of_a_file_into_a_folder(shelf, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = ("gamma=0.1,0.03", "scale=1,0.5", "weight_decay=0,0.01")
-    config = SweepConfig(method="weights/clipped.safetensors", grid=grid, workers=2, local_steps=2, batch=4, rounds=12)
+    config = SweepConfig(
+        method="weights/clipped.safetensors",
+        grid=grid,
+        workers=2,
+        local_steps=2,
+        batch=4,
+        rounds=12,
+    )
     folder, records = sweep(config, least_squares())
     assert folder.parent.name == "runs"
     assert folder.name.startswith("sweep-clipped-")

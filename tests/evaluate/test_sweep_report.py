@@ -13,7 +13,8 @@ from laconic.evaluate.ranking import ranked
 from laconic.evaluate.sweep_report import CEILING, heat_map, ranking_table, sweep_figure
 
 GRID = [
-    {"gamma": g, "alpha": a / g, "beta": b} for g, a, b in itertools.product((1.0, 0.3), (1.0, 0.1, 0.01), (0.9, 0.5))
+    {"gamma": g, "alpha": a / g, "beta": b}
+    for g, a, b in itertools.product((1.0, 0.3), (1.0, 0.1, 0.01), (0.9, 0.5))
 ]
 OFF = [{"gamma": 0.3, "alpha": 0.7, "beta": 0.3}]
 
@@ -26,11 +27,32 @@ def made_up(method, points, values, grid_points, by="minimum", target=None, vali
         known = value is not None
         fields = {"minimum": value if known else 0.001, "final": 2 * value if known else None}
         fields |= {"rounds_to_target": round(100 * value) if known and target else None}
-        fields |= {"valid": dict.fromkeys(valid, value), "diverged": [not known, False], "seeds": [0, 1]}
-        records.append({"kind": "point", "index": i, "label": spec_of(method, point), "numbers": point, **fields})
+        fields |= {
+            "valid": dict.fromkeys(valid, value),
+            "diverged": [not known, False],
+            "seeds": [0, 1],
+        }
+        records.append(
+            {
+                "kind": "point",
+                "index": i,
+                "label": spec_of(method, point),
+                "numbers": point,
+                **fields,
+            }
+        )
     order = ranked(records, by)
-    ranking = {"kind": "ranking", "by": by, "target_loss": target, "best": order[0]["label"], "seconds": 61.0}
-    ranking |= {"order": [p["index"] for p in order], "diverged": sum(value is None for value in values)}
+    ranking = {
+        "kind": "ranking",
+        "by": by,
+        "target_loss": target,
+        "best": order[0]["label"],
+        "seconds": 61.0,
+    }
+    ranking |= {
+        "order": [p["index"] for p in order],
+        "diverged": sum(value is None for value in values),
+    }
     return [run, *records, ranking]
 
 
@@ -53,13 +75,18 @@ def test_the_table_holds_the_best_ten():
     assert [row[4] for row in rows] == [
         f"{value:.3f}" for value in (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
     ]
-    assert "13 points, 1 diverged; 2 seeds; ranked by lowest train loss (trailing 10-round mean); 1 min." in text
+    assert (
+        "13 points, 1 diverged; 2 seeds; ranked by lowest train loss (trailing 10-round mean); 1 "
+        "min." in text
+    )
     assert "The best: `slowmo:gamma=0.3,alpha=0.33333333333333337,beta=0.9`." in text
 
 
 def test_the_table_shows_targets_validation_and_divergence_where_there_are_any():
     points, values = [{"gamma": 0.5}, {"gamma": 1.0}], [0.5, None]
-    records = made_up("local-sgd", points, values, 2, by="rounds", target=0.25, valid=("loss", "accuracy"))
+    records = made_up(
+        "local-sgd", points, values, 2, by="rounds", target=0.25, valid=("loss", "accuracy")
+    )
     headers, rows = cells_of(ranking_table(records))
     assert headers[4:] == ["rounds to 0.250", "valid loss", "valid accuracy", "diverged seeds"]
     assert rows == [
@@ -120,13 +147,17 @@ def test_points_off_the_grid_are_named_below():
 def test_two_hyper_parameters_are_one_panel():
     points = [{"gamma": g, "eta": e} for g in (1.0, 0.1) for e in (0.1, 0.01, 0.001)]
     panel, _ = sweep_figure(made_up("fedadam", points, [0.3, 0.2, 0.5, 0.7, 0.9, 1.1], 6)).axes
-    np.testing.assert_array_equal(panel.get_images()[0].get_array(), [[1.1, 0.5], [0.9, 0.2], [0.7, 0.3]])
+    np.testing.assert_array_equal(
+        panel.get_images()[0].get_array(), [[1.1, 0.5], [0.9, 0.2], [0.7, 0.3]]
+    )
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("gamma", "eta")
 
 
 def test_one_hyper_parameter_is_a_line():
     points, values = [{"gamma": g} for g in (1.0, 0.1, 0.5, 0.3)], [None, 0.4, 0.2, 0.3]
-    (ax,) = sweep_figure(made_up("local-sgd", points, values, 3)).axes  # the fourth was off the grid: on the line too
+    (ax,) = sweep_figure(
+        made_up("local-sgd", points, values, 3)
+    ).axes  # the fourth was off the grid: on the line too
     line, crosses = ax.get_lines()
     np.testing.assert_array_equal(line.get_xdata(), [0.1, 0.3, 0.5])
     np.testing.assert_array_equal(line.get_ydata(), [0.4, 0.3, 0.2])
@@ -135,10 +166,14 @@ def test_one_hyper_parameter_is_a_line():
     assert ax.get_xlabel().startswith("gamma")
 
 
-@pytest.mark.parametrize("values", [[None] * 12, [0.5] * 12, [0.0, *[0.5] * 11], [-1.0, *[0.5] * 11]])
+@pytest.mark.parametrize(
+    "values", [[None] * 12, [0.5] * 12, [0.0, *[0.5] * 11], [-1.0, *[0.5] * 11]]
+)
 def test_odd_values_can_be_drawn(values, tmp_path):
     heat_map(made_up("slowmo", GRID, values, 12), tmp_path / "grid.png")
-    heat_map(made_up("local-sgd", [{"gamma": 0.1}, {"gamma": 1.0}], values[:2], 2), tmp_path / "line.png")
+    heat_map(
+        made_up("local-sgd", [{"gamma": 0.1}, {"gamma": 1.0}], values[:2], 2), tmp_path / "line.png"
+    )
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
     assert len(list(tmp_path.iterdir())) == 2

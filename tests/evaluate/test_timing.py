@@ -27,13 +27,17 @@ def test_links_read_as_written(text, rate, latency):
     assert timing.parse_link(text) == Link(rate, latency)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "100", "100MB/20ms", "100mbit", "-1Mbit", "Mbit", "1,5Gbit", "nanbit"])
+@pytest.mark.parametrize(
+    "text", ["", "fast", "100", "100MB/20ms", "100mbit", "-1Mbit", "Mbit", "1,5Gbit", "nanbit"]
+)
 def test_bad_rates_say_how_to_write_one(raises_clearly, text):
     with raises_clearly(repr(text.partition("/")[0]), "Mbit", "'100Mbit/20ms'"):
         timing.parse_link(text)
 
 
-@pytest.mark.parametrize("text", ["100Mbit/", "100Mbit/20", "100Mbit/s", "100Mbit/s/20ms", "100Mbit/20min", "1bit/-1s"])
+@pytest.mark.parametrize(
+    "text", ["100Mbit/", "100Mbit/20", "100Mbit/s", "100Mbit/s/20ms", "100Mbit/20min", "1bit/-1s"]
+)
 def test_bad_latencies_say_how_to_write_one(raises_clearly, text):
     with raises_clearly(repr(text.partition("/")[2]), "s, ms, us", "'12ms'"):
         timing.parse_link(text)
@@ -93,7 +97,9 @@ def test_a_round_by_hand():
     link = Link(1e6, 0.02)
     traffic = timing.server_traffic(500_000, 2_000_000)
     # 4 steps of 0.25 s, twice 20 ms, half a second up, two down
-    assert timing.round_seconds(link, traffic, 4, 0.25) == pytest.approx(1 + 0.04 + 0.5 + 2, rel=1e-15)
+    assert timing.round_seconds(link, traffic, 4, 0.25) == pytest.approx(
+        1 + 0.04 + 0.5 + 2, rel=1e-15
+    )
     assert timing.seconds_to_loss(100, link, traffic, 4, 0.25) == pytest.approx(354.0, rel=1e-15)
     assert timing.seconds_to_loss(None, link, traffic, 4, 0.25) is None
 

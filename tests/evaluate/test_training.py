@@ -1,4 +1,5 @@
-"""What several processes wrote of one training, put together; all of it made up, so that the answers are known."""
+"""What several processes wrote of one training, put together; all of it made up, so that the
+answers are known."""
 
 import json
 
@@ -8,7 +9,14 @@ import pytest
 from laconic.evaluate.book import markdown_page
 from laconic.evaluate.book_page import page
 from laconic.evaluate.book_records import collect
-from laconic.evaluate.training import Life, agreement, loss_curve, loss_panel, of_lives, training_facts
+from laconic.evaluate.training import (
+    Life,
+    agreement,
+    loss_curve,
+    loss_panel,
+    of_lives,
+    training_facts,
+)
 from tests.evaluate.trainings import SECONDS, a_life, a_row, an_end, records
 
 
@@ -61,9 +69,13 @@ def test_who_commits_and_dies_unheard_leaves_the_round_to_the_rest():
 
 
 def test_rounds_that_a_resumed_run_took_again_count_once():
-    """All were stopped after round 6, checkpoints were of round 4; the second time worker 1 was late for round 5."""
+    """All were stopped after round 6, checkpoints were of round 4; the second time worker 1 was
+    late for round 5."""
     before = [a_life(w, 0.0, range(1, 7), "before") for w in range(2)]
-    after = [a_life(0, 100.0, range(5, 9), "after", an_end(8)), a_life(1, 100.0, [6, 7, 8], "after", an_end(8))]
+    after = [
+        a_life(0, 100.0, range(5, 9), "after", an_end(8)),
+        a_life(1, 100.0, [6, 7, 8], "after", an_end(8)),
+    ]
     rounds, summary = of_lives([*before, *after])
     assert rounds["digest"] == ["before"] * 4 + ["after"] * 4
     assert summary["rounds_apart"] == []
@@ -101,7 +113,10 @@ def test_facts_in_words():
     assert facts["state"] == "state 12 on 2 of 2 workers; hashes equal after every round"
     assert facts["sent a round and worker"] == "100 bytes; a message is 100"
     assert "started again" not in facts
-    lives = [a_life(0, 0.0, [1, 2, 3], end=an_end(3, refused={"a stranger": 2})), a_life(1, 0.0, [1])]
+    lives = [
+        a_life(0, 0.0, [1, 2, 3], end=an_end(3, refused={"a stranger": 2})),
+        a_life(1, 0.0, [1]),
+    ]
     lives += [a_life(1, 2.5, [3], at=[4.0], end=an_end(3))]
     lives[-1].rows[0]["healed"] = True
     lives[0].rows[1]["excluded"] = {1: "norm"}
@@ -124,7 +139,9 @@ def test_the_curve_is_the_losses(tmp_path):
 def test_the_report_of_everything_shows_a_training(tmp_path):
     folder = tmp_path / "trained"
     folder.mkdir()
-    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))
+    (folder / "records.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records())
+    )
     loss_curve(records(), folder / "loss.png")
     book = collect(tmp_path)
     assert [run.kind for run in book.runs] == ["training"]

@@ -1,4 +1,5 @@
-"""Federated learning by hand, in float64 NumPy: sampled clients, drift correction, partial work, drop-outs.
+"""Federated learning by hand, in float64 NumPy: sampled clients, drift correction, partial work,
+drop-outs.
 
 Nothing here is shared with the package but who was sampled and which rows they saw.
 """
@@ -24,7 +25,8 @@ def combine(a: float, x: Tree, b: float, y: Tree) -> Tree:
 
 @dataclass
 class Round:
-    """What a round hands out: client ids [K], rows [K][H][B], and, where they differ, steps, presence and weights."""
+    """What a round hands out: client ids [K], rows [K][H][B], and, where they differ, steps,
+    presence and weights."""
 
     ids: np.ndarray
     rows: np.ndarray
@@ -35,7 +37,8 @@ class Round:
 
 @dataclass
 class Twin:
-    """FedAvg with SGD clients, and every change to it: μ of FedProx, control variates, normalised deltas (FedNova)."""
+    """FedAvg with SGD clients, and every change to it: μ of FedProx, control variates, normalised
+    deltas (FedNova)."""
 
     outer: Any
     gamma: float
@@ -59,7 +62,9 @@ class Twin:
             w = self._local(start, now.rows[k][:tau], int(i))
             delta = combine(1.0, start, -1.0, w)
             if self.scaffold and now.present[k]:
-                option_2 = {n: self.c_i[i][n] - self.c[n] + delta[n] / (tau * self.gamma) for n in start}
+                option_2 = {
+                    n: self.c_i[i][n] - self.c[n] + delta[n] / (tau * self.gamma) for n in start
+                }
                 changes[int(i)] = combine(1.0, option_2, -1.0, self.c_i[i])
                 self.c_i[i] = option_2
             scale = tau_effective / tau if self.nova else 1.0

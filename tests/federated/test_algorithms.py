@@ -48,20 +48,28 @@ def rounds_of(simulation: Simulation, start: RoundState) -> list[Round]:
     found = []
     for t in range(ROUNDS):
         items = jax.device_get(draw(jnp.int32(t)))
-        work = items.batches if isinstance(items.batches, Work) else Work(items.batches, np.full(K, plan.local_steps))
+        work = (
+            items.batches
+            if isinstance(items.batches, Work)
+            else Work(items.batches, np.full(K, plan.local_steps))
+        )
         present = np.ones(K) if items.present is None else items.present
         weights = np.ones(K) if items.weights is None else items.weights
         found.append(Round(items.ids, work.batches, work.steps, present, weights))
     return found
 
 
-def check(method: Any, hand: Twin, options: Federated = PLAIN, tolerance: float = 1e-5) -> tuple[Any, list[Round]]:
+def check(
+    method: Any, hand: Twin, options: Federated = PLAIN, tolerance: float = 1e-5
+) -> tuple[Any, list[Round]]:
     start, states, simulation = simulate(method, options)
     rounds = rounds_of(simulation, start)
     now = float64(jax.device_get({n: x[0] for n, x in start.shared.params.items()}))
     for t, handed in enumerate(rounds):
         now = hand.round(now, handed)
-        assert_close({n: x[0] for n, x in states[t].shared.params.items()}, now, tolerance, f"round {t}")
+        assert_close(
+            {n: x[0] for n, x in states[t].shared.params.items()}, now, tolerance, f"round {t}"
+        )
     assert len({tuple(sorted(r.ids)) for r in rounds}) > 3  # others are sampled each time
     return states, rounds
 
@@ -85,7 +93,9 @@ def test_fedprox():
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform", "fednova"])
-@pytest.mark.parametrize("spec", ["fedavg:gamma=0.2", "scaffold:gamma=0.2,eta=0.9"], ids=["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    "spec", ["fedavg:gamma=0.2", "scaffold:gamma=0.2,eta=0.9"], ids=["fedavg", "scaffold"]
+)
 def test_unequal_clients_that_do_part_of_the_work_or_drop_out(spec, weighting):
     options = Federated(**{**vars(HARD), "weighting": weighting})
     scaffold = spec.startswith("scaffold")
@@ -107,14 +117,17 @@ def test_scaffold():
 
 
 def variates_agree(states: Any, hand: Twin) -> None:
-    """Every client's variate is the twin's, and in every round the server's is the mean of all clients'."""
+    """Every client's variate is the twin's, and in every round the server's is the mean of all
+    clients'."""
     for state in states:
         for name, c in state.shared.control.items():
             mean = np.asarray(state.clients.local.control[name][0], np.float64).mean(axis=0)
             np.testing.assert_allclose(c[0], mean, rtol=1e-5, atol=1e-6)
     last = states[-1].clients.local.control
     for i in range(N):
-        assert_close({n: x[0, i] for n, x in last.items()}, hand.c_i[i], 1e-4, f"variate of client {i}")
+        assert_close(
+            {n: x[0, i] for n, x in last.items()}, hand.c_i[i], 1e-4, f"variate of client {i}"
+        )
 
 
 @pytest.mark.parametrize("architecture", ["lopt-a", "lagg-a"])
@@ -123,7 +136,9 @@ def test_learned(architecture):
     theta = random_theta(38 + K if architecture == "lagg-a" else 39, 1, decay=True)
     local, outer = LocalOptimizer("sgd", GAMMA), learned(jax.tree.map(jnp.asarray, theta))
     start = jax.tree.map(np.zeros, tiny.SHAPES, is_leaf=lambda x: isinstance(x, tuple))
-    hand = ref.Learned("lagg_a" if architecture == "lagg-a" else "lopt_a", float64(theta), ref.ada_init(start))
+    hand = ref.Learned(
+        "lagg_a" if architecture == "lagg-a" else "lopt_a", float64(theta), ref.ada_init(start)
+    )
     check(local_method("learned", local, outer), Twin(hand, GAMMA, N), tolerance=2e-5)
 
 
@@ -135,13 +150,17 @@ def test_error_feedback_follows_the_client():
     kept = states[-1].clients.residual[0]
     for i, own in enumerate(residuals):
         expected = own.e or {n: np.zeros(s) for n, s in tiny.SHAPES.items()}
-        assert_close({n: x[0, i] for n, x in kept.items()}, expected, 1e-4, f"residual of client {i}")
+        assert_close(
+            {n: x[0, i] for n, x in kept.items()}, expected, 1e-4, f"residual of client {i}"
+        )
 
 
 @pytest.mark.usefixtures("standard_promotion")
 def test_moments_of_adamw_follow_the_client():
     own = [twin.AdamW(0.003, weight_decay=0.1) for _ in range(N)]
-    method = local_method("adamw", LocalOptimizer("adamw", 0.003, weight_decay=0.1), OUTER["average"].make())
+    method = local_method(
+        "adamw", LocalOptimizer("adamw", 0.003, weight_decay=0.1), OUTER["average"].make()
+    )
     states, rounds = check(method, Twin(ref.Average(), GAMMA, N, locals=own))
     counts = np.asarray(states[-1].clients.local[0].count[0])
     met = np.bincount(np.concatenate([r.ids for r in rounds]), minlength=N)
@@ -153,7 +172,9 @@ def test_moments_of_adamw_follow_the_client():
 
 def test_a_population_of_everyone_is_scaffold_without_sampling():
     """K = N: the server's variate moves by the plain mean, and no client is missed."""
-    simulation = Simulation(tiny.task(), parse_method("scaffold:gamma=0.1", 4), Setting(4, 2, 4, 3, (0,), 3))
+    simulation = Simulation(
+        tiny.task(), parse_method("scaffold:gamma=0.1", 4), Setting(4, 2, 4, 3, (0,), 3)
+    )
     (chunk,) = simulation.run(simulation.start())
     for name, c in chunk.state.shared.control.items():
         mean = np.asarray(chunk.state.clients.local.control[name][0], np.float64).mean(axis=0)
@@ -163,9 +184,12 @@ def test_a_population_of_everyone_is_scaffold_without_sampling():
 def test_over_a_mesh_control_variates_are_the_same():
     setting = Setting(4, 1, B, 3, (0,), 3, HARD)
     here, spread = (
-        Simulation(tiny.task(), parse_method("scaffold:gamma=0.2", 4), setting, mesh) for mesh in (None, worker_mesh(2))
+        Simulation(tiny.task(), parse_method("scaffold:gamma=0.2", 4), setting, mesh)
+        for mesh in (None, worker_mesh(2))
     )
     (one,), (two,) = (simulation.run(simulation.start()) for simulation in (here, spread))
-    for a, b in zip(jax.tree.leaves(one.state.shared), jax.tree.leaves(two.state.shared), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(one.state.shared), jax.tree.leaves(two.state.shared), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(one.losses, two.losses, rtol=1e-5)

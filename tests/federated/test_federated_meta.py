@@ -1,4 +1,5 @@
-"""Meta-training with a population: each run has a partition of its own, and its rounds are those of any run."""
+"""Meta-training with a population: each run has a partition of its own, and its rounds are those of
+any run."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -72,7 +73,10 @@ def test_the_losses_are_those_of_rounds_by_hand(problem):
     items = problem.draw(state, ROUNDS)
     run = jax.jit(problem.unroll, compiler_options=QUICK)
     last, losses = run(theta(), state, items)
-    workers, server = Simulated(local_client(digits(), LOCAL.optax()), DENSE), Server(LEARNED(theta()))
+    workers, server = (
+        Simulated(local_client(digits(), LOCAL.optax()), DENSE),
+        Server(LEARNED(theta())),
+    )
     step = jax.jit(partial(communication_round, workers, server), compiler_options=QUICK)
     bank = INNER.bank(digits())
     assert bank is not None
@@ -108,7 +112,9 @@ def test_the_trainer_knows_the_h_that_the_data_gives_and_steps():
 
 
 def test_a_task_says_its_own_population():
-    config = MetaConfig(tasks=("digits-mlp@clients=30,alpha=0.2,epochs=2,workers=3", "digits-mlp@dropout=0.5"))
+    config = MetaConfig(
+        tasks=("digits-mlp@clients=30,alpha=0.2,epochs=2,workers=3", "digits-mlp@dropout=0.5")
+    )
     first, second = config.inners()
     assert first.federated == Federated(30, 0.2, 2)
     assert (first.workers, first.dropout) == (3, 0.0)
@@ -120,7 +126,11 @@ def test_a_task_says_its_own_population():
 
 
 def test_recipes_are_in_the_papers_setting():
-    for name, alpha in (("fedlopt-fmnist", 0.1), ("fedlopt-fmnist-homogeneous", 100.0), ("fedlopt-cifar10-cnn", 0.1)):
+    for name, alpha in (
+        ("fedlopt-fmnist", 0.1),
+        ("fedlopt-fmnist-homogeneous", 100.0),
+        ("fedlopt-cifar10-cnn", 0.1),
+    ):
         inner = META_RECIPES[name][1].inners()[0]
         assert (inner.workers, inner.batch, inner.federated) == (10, 20, Federated(400, alpha))
     assert META_RECIPES["fedlagg-fmnist"][1].learned().workers == 10

@@ -12,7 +12,14 @@ from laconic.client import Work
 from laconic.data.feed import Resident, Streamed
 from laconic.evaluate.run import Setting, Simulation
 from laconic.evaluate.sweep import Sweep
-from laconic.federated import Federated, Population, draw_population, plan_for, population_of, settle
+from laconic.federated import (
+    Federated,
+    Population,
+    draw_population,
+    plan_for,
+    population_of,
+    settle,
+)
 from laconic.federated.population import RUNS, labels_of
 from laconic.recipes.methods import parse_method
 from laconic.round import RoundState, worker_keys
@@ -47,13 +54,17 @@ def test_clients_are_sampled_without_replacement_and_all_alike(digits):
     assert all(len(set(ids)) == K for ids in items.ids.tolist())
     met = np.bincount(items.ids.reshape(-1), minlength=N)
     assert np.sum((met - 60) ** 2 / (60 * (1 - K / N))) < 36.2  # χ² with 19 degrees at 1 %
-    assert (items.ids[:, 0] > items.ids[:, 1]).mean() == pytest.approx(0.5, abs=0.1)  # in random order
+    assert (items.ids[:, 0] > items.ids[:, 1]).mean() == pytest.approx(
+        0.5, abs=0.1
+    )  # in random order
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_an_epoch_is_all_of_a_clients_own_samples_in_a_fresh_order(digits, epochs):
     options = Federated(N, alpha=0.5, epochs=epochs)
-    plan, population, items = drawn(replace(options, clients=30), digits, 40)  # 40 samples: 5 batches of 8
+    plan, population, items = drawn(
+        replace(options, clients=30), digits, 40
+    )  # 40 samples: 5 batches of 8
     assert items.batches.shape == (40, K, 5 * epochs, B)
     orders = {}
     for ids, batches in zip(items.ids, items.batches, strict=True):
@@ -72,7 +83,9 @@ def test_what_does_not_fill_a_minibatch_is_left_for_another_time(digits):
     for ids, batches in zip(items.ids, items.batches, strict=True):
         for i, rows in zip(ids, batches, strict=True):
             assert len(set(rows.reshape(-1))) == 56
-            left_out |= set(np.asarray(population.rows[i]).tolist()) - set(rows.reshape(-1).tolist())
+            left_out |= set(np.asarray(population.rows[i]).tolist()) - set(
+                rows.reshape(-1).tolist()
+            )
     assert len(left_out) > 50
 
 
@@ -80,8 +93,12 @@ def test_a_clients_stream_is_its_own(digits):
     """Keys are those of (seed, round, client id), whoever else was sampled."""
     _, _, items = drawn(Federated(N), digits, 3)
     for t in range(3):
-        expected = jax.vmap(jax.random.split)(worker_keys(state_at(t), jnp.asarray(items.ids[t])))[:, 1]
-        np.testing.assert_array_equal(jax.random.key_data(items.keys[t]), jax.random.key_data(expected))
+        expected = jax.vmap(jax.random.split)(worker_keys(state_at(t), jnp.asarray(items.ids[t])))[
+            :, 1
+        ]
+        np.testing.assert_array_equal(
+            jax.random.key_data(items.keys[t]), jax.random.key_data(expected)
+        )
 
 
 def test_unequal_clients_see_only_their_own_and_as_often_as_they_should(digits):
@@ -91,7 +108,9 @@ def test_unequal_clients_see_only_their_own_and_as_often_as_they_should(digits):
     assert sizes.min() < B < sizes.max() == plan.samples
     np.testing.assert_array_equal(items.weights, sizes[items.ids])
     np.testing.assert_array_equal(items.batches.steps, np.maximum(1, 2 * sizes[items.ids] // B))
-    for ids, batches, steps in zip(items.ids, items.batches.batches, items.batches.steps, strict=True):
+    for ids, batches, steps in zip(
+        items.ids, items.batches.batches, items.batches.steps, strict=True
+    ):
         for i, rows, count in zip(ids, batches, steps, strict=True):
             own, seen = np.asarray(population.rows[i])[: sizes[i]], rows[:count].reshape(-1)
             assert set(seen.tolist()) <= set(own.tolist())
@@ -132,7 +151,7 @@ def test_a_population_of_ones_own(digits):
     assert np.isfinite(chunk.losses).all()
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 SETTING = Setting(K, 1, B, 2, (0,), 2, Federated(N))
 
@@ -198,7 +217,14 @@ def test_a_client_with_no_data_is_refused(raises_clearly):
 
 @pytest.mark.parametrize(
     "rows",
-    [np.arange(9) % 2 == 0, np.arange(4) / 2, np.arange(4).reshape(2, 2), np.arange(-3, 3), [2**31], ["a"]],
+    [
+        np.arange(9) % 2 == 0,
+        np.arange(4) / 2,
+        np.arange(4).reshape(2, 2),
+        np.arange(-3, 3),
+        [2**31],
+        ["a"],
+    ],
     ids=["mask", "fractions", "table", "negative", "large", "words"],
 )
 def test_what_is_no_list_of_row_numbers_is_refused(rows, raises_clearly):
@@ -211,7 +237,9 @@ def test_rows_that_the_data_does_not_have_are_refused(digits, raises_clearly):
     method, setting = parse_method("fedavg", 2), Setting(2, 1, 4, 1, (0,), 1)
     Simulation(digits, method, setting, population=population_of([np.arange(1192, 1200)] * 2))
     with raises_clearly("row 1200", "rows 0 to 1199"):
-        Simulation(digits, method, setting, population=population_of([np.arange(8), np.arange(1193, 1201)]))
+        Simulation(
+            digits, method, setting, population=population_of([np.arange(8), np.arange(1193, 1201)])
+        )
     with raises_clearly("row -1", "rows 0 to 1199"):
         by_hand = Population(jnp.arange(-1, 7).reshape(1, 2, 4), jnp.full((1, 2), 4))
         Simulation(digits, method, setting, population=by_hand)
@@ -230,7 +258,9 @@ def test_methods_that_have_no_place_in_a_population_are_refused(digits, raises_c
         Simulation(digits, replace(parse_method("lagg-a", 8), label="FedLAgg"), SETTING)
     with raises_clearly("1 partitions for 2 seeds"):
         twice = replace(SETTING, seeds=(0, 1))
-        Simulation(digits, parse_method("fedavg", K), twice, population=population_of([np.arange(9)] * 5))
+        Simulation(
+            digits, parse_method("fedavg", K), twice, population=population_of([np.arange(9)] * 5)
+        )
 
 
 def test_missing_workers_are_not_for_a_population(digits, raises_clearly):

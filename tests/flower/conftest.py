@@ -1,4 +1,5 @@
-"""Flower is imported here once: typer, which it imports, uses names that click has deprecated, and warns."""
+"""Flower is imported here once: typer, which it imports, uses names that click has deprecated, and
+warns."""
 
 import importlib.util
 import warnings

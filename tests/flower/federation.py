@@ -1,4 +1,5 @@
-"""A real Flower federation on the loopback: one SuperLink, several SuperNodes, and runs of the tests' app."""
+"""A real Flower federation on the loopback: one SuperLink, several SuperNodes, and runs of the
+tests' app."""
 
 import contextlib
 import json
@@ -58,14 +59,18 @@ class Federation:
         with open(self.folder / f"{name}-{len(self.processes)}.log", "wb") as log:
             command = [str(self.bin / name), *words]
             self.processes.append(
-                subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+                subprocess.Popen(
+                    command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+                )
             )
 
     def run(self, **config: Any) -> None:
         """Submit a run of the tests' app."""
         said = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         command = [str(self.bin / "flwr"), "run", str(APP), "loop", "--run-config", said]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -15,13 +15,18 @@ from tests.flower.app import waves
 
 
 class FakeGrid(Grid):
-    """`clients` maps node ids to functions of (round, weights) that give a RecordDict, an Error, or None: no answer."""
+    """`clients` maps node ids to functions of (round, weights) that give a RecordDict, an Error, or
+    None: no answer."""
 
     run = None
 
     def __init__(self, clients: dict[int, Any]):
         self.clients, self.asked = clients, []
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a ServerApp's process has
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
+            1,
+            1,
+            1,
+        )  # what a ServerApp's process has
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -58,18 +63,26 @@ class FakeGrid(Grid):
 
 
 def record(weights: dict[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: w if isinstance(w, Array) else Array(np.asarray(w)) for name, w in weights.items()})
+    return ArrayRecord(
+        {name: w if isinstance(w, Array) else Array(np.asarray(w)) for name, w in weights.items()}
+    )
 
 
 def answer(weights: dict[str, Any], count: Any = 10, **metrics: Any) -> RecordDict:
-    return RecordDict({"arrays": record(weights), "metrics": MetricRecord({"num-examples": count, **metrics})})
+    return RecordDict(
+        {"arrays": record(weights), "metrics": MetricRecord({"num-examples": count, **metrics})}
+    )
 
 
 def honest(client: int, count: int = 10) -> Any:
-    return lambda round_, weights: answer(waves.train(weights, round_, client), count, round=float(round_))
+    return lambda round_, weights: answer(
+        waves.train(weights, round_, client), count, round=float(round_)
+    )
 
 
-def fit(strategy: LearnedStrategy, clients: dict[int, Any], rounds: int = 3, weights: Any = None) -> Any:
+def fit(
+    strategy: LearnedStrategy, clients: dict[int, Any], rounds: int = 3, weights: Any = None
+) -> Any:
     """Train → the result, as arrays and metrics by round."""
     weights = waves.new_weights() if weights is None else weights
     result = strategy.start(FakeGrid(clients), record(weights), num_rounds=rounds)

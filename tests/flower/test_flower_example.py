@@ -1,4 +1,5 @@
-"""The example app runs as it stands, with its own clients, in this process; and its gradient is one."""
+"""The example app runs as it stands, with its own clients, in this process; and its gradient is
+one."""
 
 import importlib
 import sys
@@ -38,7 +39,9 @@ class AppGrid(FakeGrid):
     def answers(self, messages):
         def reply(message):
             k = message.metadata.dst_node_id
-            context = Context(1, k, {"partition-id": k, "num-partitions": 4}, RecordDict(), self.config)
+            context = Context(
+                1, k, {"partition-id": k, "num-partitions": 4}, RecordDict(), self.config
+            )
             return self.app(message, context)
 
         replies = [reply(message) for message in messages]
@@ -49,7 +52,10 @@ class AppGrid(FakeGrid):
 
 
 def losses_of(example, **given):
-    config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"] | given
+    config = (
+        tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        | given
+    )
     grid = AppGrid(example["client_app"].app, config)
     example["server_app"].app(grid, Context(1, 0, {}, RecordDict(), config))
     return grid.losses
@@ -70,7 +76,9 @@ def test_the_gradient_is_that_of_the_loss(example):
     draw = np.random.default_rng(0)
     along = {name: draw.standard_normal(w.shape) for name, w in weights.items()}
     ahead, behind = (
-        digits.loss_and_gradient({name: w + s * along[name] for name, w in weights.items()}, x, y)[0]
+        digits.loss_and_gradient({name: w + s * along[name] for name, w in weights.items()}, x, y)[
+            0
+        ]
         for s in (1e-5, -1e-5)
     )
     slope = sum(float(np.sum(along[name] * g)) for name, g in gradient.items())

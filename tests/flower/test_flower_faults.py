@@ -37,7 +37,12 @@ def a_zip(w):
 def a_header_of(shape):
     """Bytes that claim a shape and have no data."""
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-    return Array("float32", (4, 4), "numpy.ndarray", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    return Array(
+        "float32",
+        (4, 4),
+        "numpy.ndarray",
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header,
+    )
 
 
 def short(w):
@@ -55,9 +60,15 @@ FAULTS = {
     "missing key": ("keys", lambda _, weights: answer({"w": weights["w"]})),
     "another key": ("keys", lambda _, weights: answer({**weights, "v": weights["w"]})),
     "no arrays": ("keys", lambda _, weights: answer({})),
-    "garbage": ("garbage", with_w(lambda w: Array("float32", (4, 4), "numpy.ndarray", b"\x80\x04N."))),
+    "garbage": (
+        "garbage",
+        with_w(lambda w: Array("float32", (4, 4), "numpy.ndarray", b"\x80\x04N.")),
+    ),
     "archive": ("garbage", with_w(a_zip)),
-    "other format": ("garbage", with_w(lambda w: Array("float32", (4, 4), "pickle", Array(w).data))),
+    "other format": (
+        "garbage",
+        with_w(lambda w: Array("float32", (4, 4), "pickle", Array(w).data)),
+    ),
     "cut short": ("garbage", with_w(short)),
     "huge header": ("shape", with_w(lambda w: a_header_of((10**6, 10**6)))),
     "no data": ("garbage", with_w(lambda w: a_header_of((4, 4)))),
@@ -65,8 +76,14 @@ FAULTS = {
     "far away": ("norm", with_w(lambda w: w + 1e3)),
     "overflow": ("norm", with_w(lambda w: np.full_like(w, 3e38))),
     "no metrics": ("records", lambda _, weights: RecordDict({"arrays": record(weights)})),
-    "two models": ("records", lambda _, weights: RecordDict({**answer(weights), "more": record(weights)})),
-    "no count": ("weight", lambda _, w: RecordDict({"arrays": record(w), "metrics": MetricRecord({"loss": 1.0})})),
+    "two models": (
+        "records",
+        lambda _, weights: RecordDict({**answer(weights), "more": record(weights)}),
+    ),
+    "no count": (
+        "weight",
+        lambda _, w: RecordDict({"arrays": record(w), "metrics": MetricRecord({"loss": 1.0})}),
+    ),
     "nan count": ("weight", counting(float("nan"))),
     "negative count": ("weight", counting(-3)),
     "a list": ("weight", counting([1, 2])),
@@ -82,13 +99,23 @@ def without():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_changes_nothing_and_is_counted(fault, without, caplog):
     reason, bad = FAULTS[fault]
-    arrays, metrics = fit(LearnedStrategy("slowmo", fraction_evaluate=0.0), {5: bad, **GOOD}, rounds=2)
+    arrays, metrics = fit(
+        LearnedStrategy("slowmo", fraction_evaluate=0.0), {5: bad, **GOOD}, rounds=2
+    )
     for name, x in without[0].items():
         np.testing.assert_array_equal(arrays[name], x)
-    counts = {"clients-counted": 3, "clients-dropped": 1, "clients-failed": 0, f"dropped-{reason}": 1}
+    counts = {
+        "clients-counted": 3,
+        "clients-dropped": 1,
+        "clients-failed": 0,
+        f"dropped-{reason}": 1,
+    }
     assert metrics == {r: {"round": pytest.approx(r), **counts} for r in (1, 2)}
     said = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert [text.startswith("aggregate_train: node 5 is left out: ") for text in said] == [True, True]
+    assert [text.startswith("aggregate_train: node 5 is left out: ") for text in said] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("answered", [Error(0, "it broke"), None], ids=["raises", "silent"])
@@ -135,7 +162,9 @@ def test_flowers_own_averaging_would_have_been_poisoned():
 
 
 def test_a_norm_that_grows_for_everyone_is_no_fault_and_limits_can_be_moved():
-    far = lambda k: lambda round_, weights: answer({n: w + 10.0 ** (3 * round_) for n, w in weights.items()})
+    far = lambda k: (
+        lambda round_, weights: answer({n: w + 10.0 ** (3 * round_) for n, w in weights.items()})
+    )
     _, metrics = fit(LearnedStrategy("fedavg"), {k: far(k) for k in range(3)}, rounds=3)
     assert [metrics[r]["clients-counted"] for r in (1, 2, 3)] == [3, 3, 3]
     wide = LearnedStrategy("fedavg", norm_limit=1e9, weight_limit=1e9)
@@ -144,10 +173,17 @@ def test_a_norm_that_grows_for_everyone_is_no_fault_and_limits_can_be_moved():
 
 
 def test_a_round_without_a_good_reply_changes_nothing():
-    arrays, metrics = fit(LearnedStrategy("fedadam"), {k: FAULTS["nan"][1] for k in range(3)}, rounds=2)
+    arrays, metrics = fit(
+        LearnedStrategy("fedadam"), {k: FAULTS["nan"][1] for k in range(3)}, rounds=2
+    )
     for name, x in waves.new_weights().items():
         np.testing.assert_array_equal(arrays[name], x)
-    assert metrics[2] == {"clients-counted": 0, "clients-dropped": 3, "clients-failed": 0, "dropped-not-finite": 3}
+    assert metrics[2] == {
+        "clients-counted": 0,
+        "clients-dropped": 3,
+        "clients-failed": 0,
+        "dropped-not-finite": 3,
+    }
 
 
 def test_nobody_with_examples_changes_nothing():
@@ -163,7 +199,12 @@ def test_metrics_that_do_not_fit_the_others_are_left_out_and_their_arrays_count(
         6: lambda r, w: answer(waves.train(w, r, 4), 10, round=float("nan")),
     }
     _, metrics = fit(LearnedStrategy("fedavg"), GOOD | odd, rounds=1)
-    assert metrics[1] == {"round": pytest.approx(1), "clients-counted": 5, "clients-dropped": 0, "clients-failed": 0}
+    assert metrics[1] == {
+        "round": pytest.approx(1),
+        "clients-counted": 5,
+        "clients-dropped": 0,
+        "clients-failed": 0,
+    }
 
 
 def test_evaluation_goes_on_without_those_that_cannot_be_averaged():
@@ -182,5 +223,7 @@ def test_evaluation_goes_on_without_those_that_cannot_be_averaged():
     result = strategy.start(
         FakeGrid({n: lambda *_, a=a: a for n, a in answers.items()}), record(waves.new_weights()), 1
     )
-    assert {r: dict(metrics) for r, metrics in result.evaluate_metrics_clientapp.items()} == {1: {"loss": 2.0}}
+    assert {r: dict(metrics) for r, metrics in result.evaluate_metrics_clientapp.items()} == {
+        1: {"loss": 2.0}
+    }
     assert result.train_metrics_clientapp == {}

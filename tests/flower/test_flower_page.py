@@ -33,6 +33,10 @@ def test_the_snippets_run():
 @pytest.mark.parametrize("app", ["examples/flower", "tests/flower/app"])
 def test_clients_need_neither_jax_nor_laconic(app):
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(ROOT / app)], cwd="/", capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ALONE, str(ROOT / app)],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout == "ClientApp False\n", done.stderr

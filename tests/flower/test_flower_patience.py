@@ -51,7 +51,9 @@ def wait(delays, patience, timeout=1000.0):
     clock = Clock()
     inner = SlowGrid(delays, clock)
     grid = PatientGrid(inner, patience, clock, clock.sleep)
-    messages = [Message(answer({}), dst_node_id=k, message_type="train") for k in grid.get_node_ids()]
+    messages = [
+        Message(answer({}), dst_node_id=k, message_type="train") for k in grid.get_node_ids()
+    ]
     replies = grid.send_and_receive(messages, timeout=timeout)
     assert grid.run == "a run"
     return [reply.metadata.src_node_id for reply in replies], clock.now - 100.0
@@ -61,7 +63,13 @@ def wait(delays, patience, timeout=1000.0):
     ("delays", "patience", "timeout", "who", "seconds"),
     [
         ({1: 2.0, 2: 4.0, 3: 5.0}, 2.0, 1000.0, [1, 2, 3], 5.0),  # nobody is late
-        ({1: 2.0, 2: 4.0, 3: None}, 2.0, 1000.0, [1, 2], 6.5),  # more than twice 3.0, the median of those who came
+        (
+            {1: 2.0, 2: 4.0, 3: None},
+            2.0,
+            1000.0,
+            [1, 2],
+            6.5,
+        ),  # more than twice 3.0, the median of those who came
         ({1: 2.0, 2: 4.0, 3: 6.0}, 2.0, 1000.0, [1, 2, 3], 6.0),  # late, and just in time
         ({1: 2.0, 2: None, 3: None, 4: None}, 2.0, 50.0, [1], 50.0),  # too few to say what is late
         ({1: 8.0, 2: None}, 1.0, 1000.0, [1], 8.5),

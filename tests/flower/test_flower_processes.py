@@ -1,6 +1,8 @@
-"""With Flower's own processes: one client in three does something else wrong each round, and the server is killed.
+"""With Flower's own processes: one client in three does something else wrong each round, and the
+server is killed.
 
-Three runs share one federation: a whole one, one whose ServerApp is killed in round 3 of 6, and its resumption.
+Three runs share one federation: a whole one, one whose ServerApp is killed in round 3 of 6, and its
+resumption.
 """
 
 import json
@@ -27,7 +29,9 @@ def round_of(path):
 
 
 def outcome(path):
-    found = wait_until(lambda: path.exists() and json.loads(path.read_text()), f"the result {path.name}", 600)
+    found = wait_until(
+        lambda: path.exists() and json.loads(path.read_text()), f"the result {path.name}", 600
+    )
     return {name: np.float32(x) for name, x in found["arrays"].items()}, found["metrics"]
 
 

@@ -1,4 +1,5 @@
-"""A server that dies goes on from its checkpoint to the same result; what cannot work is one clear error."""
+"""A server that dies goes on from its checkpoint to the same result; what cannot work is one clear
+error."""
 
 import json
 
@@ -32,7 +33,11 @@ def client(k, dies_in=None):
     def run(round_, weights):
         if round_ == dies_in:
             raise Killed
-        metrics = {"loss": float(round_), "parts": [1.5, float("nan")], "start": float(weights["w"].sum())}
+        metrics = {
+            "loss": float(round_),
+            "parts": [1.5, float("nan")],
+            "start": float(weights["w"].sum()),
+        }
         return answer(waves.train(weights, round_, k), 10 + k, **metrics)
 
     return run
@@ -47,8 +52,14 @@ def seen(server_round, arrays):
 
 
 def everything(result):
-    kinds = (result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp)
-    text = json.dumps([{r: dict(m) for r, m in sorted(kind.items())} for kind in kinds])  # in which NaN equals NaN
+    kinds = (
+        result.train_metrics_clientapp,
+        result.evaluate_metrics_clientapp,
+        result.evaluate_metrics_serverapp,
+    )
+    text = json.dumps(
+        [{r: dict(m) for r, m in sorted(kind.items())} for kind in kinds]
+    )  # in which NaN equals NaN
     return text, {name: array.numpy() for name, array in result.arrays.items()}
 
 
@@ -72,8 +83,12 @@ def test_a_killed_server_goes_on_to_the_same_result(optimizer, tmp_path):
     assert sorted(json.loads(text)[2], key=int) == [str(r) for r in range(TOTAL + 1)]
     for name, x in arrays.items():
         np.testing.assert_array_equal(resumed[name], x)
-    assert [r for kind, r in again.asked if kind == "train"] == [r for r in range(3, TOTAL + 1) for _ in few]
-    assert [r for kind, r in again.asked if kind == "evaluate"] == [r for r in range(2, TOTAL + 1) for _ in few]
+    assert [r for kind, r in again.asked if kind == "train"] == [
+        r for r in range(3, TOTAL + 1) for _ in few
+    ]
+    assert [r for kind, r in again.asked if kind == "evaluate"] == [
+        r for r in range(2, TOTAL + 1) for _ in few
+    ]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
@@ -81,7 +96,12 @@ def test_a_model_comes_back_to_the_last_bit(dtype, tmp_path):
     more = {"count": np.int64(2**40), "scale.running_mean": np.ones((), np.float32)}
     start = waves.new_weights(dtype) | more
     keep = lambda k: lambda r, w: answer(w | waves.train({n: w[n] for n in waves.SHAPES}, r, k))
-    first, _ = fit(LearnedStrategy("fedavg", checkpoint=tmp_path / "c"), {k: keep(k) for k in range(2)}, 2, start)
+    first, _ = fit(
+        LearnedStrategy("fedavg", checkpoint=tmp_path / "c"),
+        {k: keep(k) for k in range(2)},
+        2,
+        start,
+    )
     silent = {k: lambda *_: pytest.fail("asked again") for k in range(2)}
     done = LearnedStrategy("fedavg", checkpoint=tmp_path / "c", fraction_evaluate=0.0)
     second, _ = fit(done, silent, 2, start)
@@ -107,10 +127,17 @@ def path(tmp_path):
 
 def test_weights_of_another_architecture_are_refused(path, raises_clearly):
     other = waves.new_weights() | {"w": np.zeros((5, 4), np.float32)}
-    with raises_clearly("another architecture", "w is ['float32', [4, 4]] there and ['float32', [5, 4]] here"):
+    with raises_clearly(
+        "another architecture", "w is ['float32', [4, 4]] there and ['float32', [5, 4]] here"
+    ):
         run(path, "fedadam", FakeGrid(clients()), weights=other)
     with raises_clearly("another architecture", "more is missing there"):
-        run(path, "fedadam", FakeGrid(clients()), weights=waves.new_weights() | {"more": np.zeros(2)})
+        run(
+            path,
+            "fedadam",
+            FakeGrid(clients()),
+            weights=waves.new_weights() | {"more": np.zeros(2)},
+        )
 
 
 def test_a_checkpoint_of_something_else_is_refused(path, tmp_path, raises_clearly):
@@ -132,8 +159,14 @@ def test_a_checkpoint_of_something_else_is_refused(path, tmp_path, raises_clearl
 BAD = {
     "unknown": ({"optimizer": "lopt-b"}, ["unknown optimizer 'lopt-b'"]),
     "option": ({"optimizer": "slowmo:bta=1"}, ["unknown option of slowmo", "Did you mean 'beta'?"]),
-    "other K": ({"optimizer": "lagg-a-fmnist", "min_train_nodes": 4}, ["K = 8", "min_train_nodes says 4"]),
-    "fraction": ({"optimizer": "lagg-a-fmnist", "fraction_train": 0.5}, ["exactly K = 8", "leave fraction_train out"]),
+    "other K": (
+        {"optimizer": "lagg-a-fmnist", "min_train_nodes": 4},
+        ["K = 8", "min_train_nodes says 4"],
+    ),
+    "fraction": (
+        {"optimizer": "lagg-a-fmnist", "fraction_train": 0.5},
+        ["exactly K = 8", "leave fraction_train out"],
+    ),
     "scaffold": ({"optimizer": "scaffold"}, ["control variates", "take fedavgm"]),
     "synchronous": ({"optimizer": "adam:alpha=0.1"}, ["takes no local steps"]),
     "compressed": ({"optimizer": "fedavg:compress=int8"}, ["leave compress out"]),
@@ -157,7 +190,9 @@ def test_phi_of_another_architecture_is_refused(tmp_path, raises_clearly):
     import jax
 
     learned, other = LearnedOptimizer("lopt-a"), LearnedOptimizer("lagg-a", 4)
-    zoo.publish(tmp_path / "a.safetensors", learned, learned.init(jax.random.key(0)), a_card(learned))
+    zoo.publish(
+        tmp_path / "a.safetensors", learned, learned.init(jax.random.key(0)), a_card(learned)
+    )
     contents = sealed.read(tmp_path / "a.safetensors")
     theta = {name: np.asarray(x) for name, x in other.init(jax.random.key(0)).items()}
     sealed.write(tmp_path / "b.safetensors", contents._replace(arrays=theta))
@@ -168,12 +203,18 @@ def test_phi_of_another_architecture_is_refused(tmp_path, raises_clearly):
 
 def test_a_model_without_parameters_is_refused(raises_clearly):
     with raises_clearly("none is a parameter"):
-        fit(LearnedStrategy("fedavg"), {}, weights={"count": np.int64(3), "bn.running_mean": np.zeros(2)})
+        fit(
+            LearnedStrategy("fedavg"),
+            {},
+            weights={"count": np.int64(3), "bn.running_mean": np.zeros(2)},
+        )
     with raises_clearly("arrays of complex128"):
         fit(LearnedStrategy("fedavg"), {}, weights={"w": np.zeros(2), "z": np.zeros(2, complex)})
 
 
-def test_a_model_that_diverges_is_an_error_and_the_checkpoint_holds_the_round_before(tmp_path, raises_clearly):
+def test_a_model_that_diverges_is_an_error_and_the_checkpoint_holds_the_round_before(
+    tmp_path, raises_clearly
+):
     half = lambda k: lambda r, w: answer({n: x * np.float16(0.5) for n, x in w.items()})
     strategy = LearnedStrategy("optax:name=sgd,lr=1000000", checkpoint=tmp_path / "c")
     with raises_clearly("after round 2", "diverged"):

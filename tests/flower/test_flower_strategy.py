@@ -1,4 +1,5 @@
-"""The strategy takes the simulator's steps, for any outer optimizer, layout and dtype, and weighs as Flower does."""
+"""The strategy takes the simulator's steps, for any outer optimizer, layout and dtype, and weighs
+as Flower does."""
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ def assert_close(found, expected, atol=1e-5):
         np.testing.assert_allclose(found[name], x, rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer", ["fedavg", "slowmo", "fedadam:eta=0.03", "lopt-a-general", "lagg-a-fmnist"])
+@pytest.mark.parametrize(
+    "optimizer", ["fedavg", "slowmo", "fedadam:eta=0.03", "lopt-a-general", "lagg-a-fmnist"]
+)
 def test_three_rounds_are_the_simulators(optimizer):
     clients = EIGHT if optimizer.startswith("lagg") else CLIENTS
     # these clients do not clip, whatever a card recommends
@@ -44,13 +47,17 @@ def test_weights_in_torchs_layout_take_the_same_steps():
     expected = simulated(optimizer, 3, 3)
     found, _ = fit(LearnedStrategy(optimizer), clients, weights=turned(waves.new_weights()))
     assert_close(turned(found), expected)
-    wrong, _ = fit(LearnedStrategy(optimizer, layout="as-is"), clients, weights=turned(waves.new_weights()))
+    wrong, _ = fit(
+        LearnedStrategy(optimizer, layout="as-is"), clients, weights=turned(waves.new_weights())
+    )
     assert np.abs(turned(wrong)["w"] - expected["w"]).max() > 1e-5
 
 
 def test_clients_count_by_their_examples():
     counts = {11: 10, 22: 30, 33: 0}
-    found, _ = fit(LearnedStrategy("fedavg"), {n: honest(k, counts[n]) for k, n in enumerate(counts)}, rounds=1)
+    found, _ = fit(
+        LearnedStrategy("fedavg"), {n: honest(k, counts[n]) for k, n in enumerate(counts)}, rounds=1
+    )
     ends = [waves.train(waves.new_weights(), 1, k) for k in range(2)]
     assert_close(found, {name: (ends[0][name] + 3 * ends[1][name]) / 4 for name in ends[0]}, 1e-6)
 
@@ -69,7 +76,9 @@ def test_an_absent_client_of_lagg_a_is_replaced_by_the_mean_of_the_others():
 
 def test_lagg_a_asks_its_own_number_of_clients():
     grid = FakeGrid({k: honest(k) for k in range(12)})
-    LearnedStrategy("lagg-a-fmnist", fraction_evaluate=0.0).start(grid, record(waves.new_weights()), num_rounds=2)
+    LearnedStrategy("lagg-a-fmnist", fraction_evaluate=0.0).start(
+        grid, record(waves.new_weights()), num_rounds=2
+    )
     assert grid.asked == [("train", 1)] * 8 + [("train", 2)] * 8
 
 
@@ -82,10 +91,18 @@ def test_a_model_keeps_its_dtype(dtype, atol):
 
 
 def test_statistics_are_averaged_and_counters_take_the_largest():
-    more = {"norm.running_mean": np.zeros(2, np.float32), "norm.num_batches_tracked": np.int64(4), "mask": [True]}
+    more = {
+        "norm.running_mean": np.zeros(2, np.float32),
+        "norm.num_batches_tracked": np.int64(4),
+        "mask": [True],
+    }
 
     def client(k, count):
-        own = {"norm.running_mean": np.float32([k, 1]), "norm.num_batches_tracked": np.int64(5 + k), "mask": [k == 0]}
+        own = {
+            "norm.running_mean": np.float32([k, 1]),
+            "norm.num_batches_tracked": np.int64(5 + k),
+            "mask": [k == 0],
+        }
         return lambda round_, weights: answer(
             waves.train({n: weights[n] for n in waves.SHAPES}, round_, k) | own, count
         )
@@ -93,7 +110,9 @@ def test_statistics_are_averaged_and_counters_take_the_largest():
     strategy = LearnedStrategy("slowmo:alpha=0.5")
     found, _ = fit(strategy, {11: client(0, 10), 22: client(1, 30)}, 1, waves.new_weights() | more)
     assert list(found) == [*waves.SHAPES, *more]
-    np.testing.assert_allclose(found["norm.running_mean"], [0.75, 1])  # not half of the way, as parameters go
+    np.testing.assert_allclose(
+        found["norm.running_mean"], [0.75, 1]
+    )  # not half of the way, as parameters go
     assert found["norm.num_batches_tracked"] == 6
     assert found["norm.num_batches_tracked"].dtype == np.int64
     assert found["mask"].tolist() == [True]

@@ -1,10 +1,13 @@
-"""PyTorch clients send state_dicts as they are; the server's step is the one that `LearnedOuter` takes in PyTorch."""
+"""PyTorch clients send state_dicts as they are; the server's step is the one that `LearnedOuter`
+takes in PyTorch."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'laconic[flower]'")
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
+)
 
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 

@@ -69,7 +69,9 @@ def test_every_process_gives_the_mesh_the_same_number_of_devices(monkeypatch, ra
         devices = [SimpleNamespace(process_index=owner, id=i) for i, owner in enumerate(owners)]
         monkeypatch.setattr(jax, "devices", lambda: devices)
         monkeypatch.setattr(jax, "process_count", lambda: max(owners) + 1)
-        monkeypatch.setattr(jax, "make_mesh", lambda shape, names, axis_types, devices: [d.id for d in devices])
+        monkeypatch.setattr(
+            jax, "make_mesh", lambda shape, names, axis_types, devices: [d.id for d in devices]
+        )
 
     pretend(0, 0, 0, 1, 1, 1)
     assert group_mesh(4) == [0, 1, 3, 4]

@@ -1,4 +1,5 @@
-"""Meta-gradients: unbiased where that is promised, step by step like the NumPy twin, fair to both signs of a pair."""
+"""Meta-gradients: unbiased where that is promised, step by step like the NumPy twin, fair to both
+signs of a pair."""
 
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -21,14 +22,15 @@ from tests.meta import quadratic
 from tests.meta.quadratic import CALM, CEILING, PHI, STORMY, flatten, unflatten
 from tests.outer.trees import QUICK, assert_close
 
-# --- bias: means over 16384 runs against finite differences in float64 ----------------------------------------------
+# --- bias: means over 16384 runs against finite differences in float64 ----------------------------
 
 ROUNDS, SHORT = 12, 3
 CHUNKS, PAIRS = 64, 256
 
 
 class Whole(NamedTuple):
-    """What an estimator says of whole runs, and the truth of those very runs, a row for each chunk of pairs."""
+    """What an estimator says of whole runs, and the truth of those very runs, a row for each chunk
+    of pairs."""
 
     found: np.ndarray
     exact: np.ndarray
@@ -38,8 +40,11 @@ class Whole(NamedTuple):
 
 @cache
 def whole_runs(make: Any, truncation: int) -> Whole:
-    """All runs from their first to their last round; a run's mean loss is the mean of its truncations'."""
-    estimator = make(CALM, pairs=PAIRS, truncation=truncation, sigma=0.01, horizon=Horizon(ROUNDS, ROUNDS))
+    """All runs from their first to their last round; a run's mean loss is the mean of its
+    truncations'."""
+    estimator = make(
+        CALM, pairs=PAIRS, truncation=truncation, sigma=0.01, horizon=Horizon(ROUNDS, ROUNDS)
+    )
 
     def chunk(key: jax.Array) -> Any:
         state = estimator.init(unflatten(), key)
@@ -53,17 +58,26 @@ def whole_runs(make: Any, truncation: int) -> Whole:
         _, seen = jax.lax.scan(step, state, jax.random.split(key, ROUNDS // truncation))
         return start, jax.vmap(lambda run: CALM.draw(run, ROUNDS))(start), *seen
 
-    chunks = jax.jit(jax.vmap(chunk), compiler_options=QUICK)(jax.random.split(jax.random.key(1), CHUNKS))
+    chunks = jax.jit(jax.vmap(chunk), compiler_options=QUICK)(
+        jax.random.split(jax.random.key(1), CHUNKS)
+    )
     run, items, gradients, resets = chunks
     run = {name: np.asarray(run[name]) for name in ("w", "v", "round")}
     exact = quadratic.mean_loss_gradients(run, items)
     parts = []
-    for t in range(0, ROUNDS, truncation):  # the run's state at the start of a truncation held constant
+    for t in range(
+        0, ROUNDS, truncation
+    ):  # the run's state at the start of a truncation held constant
         part = {"target": np.asarray(items["target"])[:, :, t : t + truncation]}
         parts.append(quadratic.mean_loss_gradients(run, part))
         run, _ = quadratic.numpy_unroll(PHI, run, part)
     truncated = np.mean(parts, axis=0)
-    return Whole(flatten(gradients).mean(axis=1), exact.mean(axis=1), truncated.mean(axis=1), np.asarray(resets))
+    return Whole(
+        flatten(gradients).mean(axis=1),
+        exact.mean(axis=1),
+        truncated.mean(axis=1),
+        np.asarray(resets),
+    )
 
 
 def standard_errors(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +95,9 @@ def norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(x))
 
 
-@pytest.mark.parametrize(("make", "truncation"), [(pes, SHORT), (es, ROUNDS)], ids=["pes", "es on whole runs"])
+@pytest.mark.parametrize(
+    ("make", "truncation"), [(pes, SHORT), (es, ROUNDS)], ids=["pes", "es on whole runs"]
+)
 def test_the_mean_estimate_is_the_gradient_of_whole_runs(make, truncation):
     runs = whole_runs(make, truncation)
     off, error = standard_errors(runs.found, runs.exact)
@@ -98,7 +114,12 @@ def test_truncated_es_is_short_sighted_where_pes_is_not():
     assert np.all(off > 8)
     found, exact = forgetful.found.mean(axis=0), forgetful.exact.mean(axis=0)
     assert norm(found) < 0.4 * norm(exact)
-    assert cosine(found, exact) < 0.97 < 0.99 < cosine(persistent.found.mean(axis=0), persistent.exact.mean(axis=0))
+    assert (
+        cosine(found, exact)
+        < 0.97
+        < 0.99
+        < cosine(persistent.found.mean(axis=0), persistent.exact.mean(axis=0))
+    )
     # What it does estimate is the gradient with each truncation's start held constant.
     off, _ = standard_errors(forgetful.found, forgetful.truncated)
     assert norm(error) < 0.05 * norm(forgetful.truncated.mean(axis=0))
@@ -119,7 +140,7 @@ def test_runs_that_began_together_end_together(make):
     assert np.all(resets[:, -1])
 
 
-# --- step by step against the twin ----------------------------------------------------------------------------------
+# --- step by step against the twin ----------------------------------------------------------------
 
 N, T, SIGMA, STEPS = 5, 3, 0.1, 12
 SPAN = Horizon(4, 14, ramp=5)
@@ -127,7 +148,8 @@ SPAN = Horizon(4, 14, ramp=5)
 
 @jax.jit
 def draw_all(clock: Clock, key: jax.Array) -> Any:
-    """What the estimator's keys give each pair: ε, the run it may begin, and the length that run would have."""
+    """What the estimator's keys give each pair: ε, the run it may begin, and the length that run
+    would have."""
     keys_N3 = group_keys(clock, key)
     noise = jax.vmap(partial(perturbation, unflatten(), SIGMA))(keys_N3[:, 0])
     runs = jax.vmap(partial(quadratic.begin, None))(keys_N3[:, 1])
@@ -173,7 +195,9 @@ def assert_same_state(state: Pairs, particles: list[twin.Particle]) -> None:
         expected = np.array([[p.run[name] for p in pair] for pair in pairs])
         assert_close(state.runs[name], expected, 1e-5, name)
     for name in ("round", "doom"):
-        np.testing.assert_array_equal(state.runs[name], [[p.run[name] for p in pair] for pair in pairs])
+        np.testing.assert_array_equal(
+            state.runs[name], [[p.run[name] for p in pair] for pair in pairs]
+        )
     keys = [[jax.random.key_data(p.run["key"]) for p in pair] for pair in pairs]
     np.testing.assert_array_equal(jax.random.key_data(state.runs["key"]), keys)
     assert_close(flatten(state.xi), np.array([plus.xi for plus, _ in pairs]), 1e-5, "ξ")
@@ -183,19 +207,25 @@ def assert_same_state(state: Pairs, particles: list[twin.Particle]) -> None:
 
 
 def rounding(xi: np.ndarray, losses: np.ndarray) -> float:
-    """Two roundings of the losses in float32, carried through the formula: how far a gradient may be off.
+    """Two roundings of the losses in float32, carried through the formula: how far a gradient may
+    be off.
 
-    In the median step this is 3e-6 of the gradient. More where L⁺ and L⁻ nearly cancel, as they do once most pairs
-    sit at the ceiling: there one rounding alone can be more than 1e-5 of what is left.
+    In the median step this is 3e-6 of the gradient. More where L⁺ and L⁻ nearly cancel, as they do
+    once most pairs sit at the ceiling: there one rounding alone can be more than 1e-5 of what is
+    left.
     """
     sums_N1 = losses.reshape(N, 2).sum(axis=1, keepdims=True)
     return 2 * 2.0**-24 * norm(np.mean(np.abs(xi) * sums_N1, axis=0)) / (2 * SIGMA**2)
 
 
 @pytest.mark.parametrize("give_up", [True, False], ids=["early resets", "no early resets"])
-@pytest.mark.parametrize(("make", "step"), [(pes, twin.pes_step), (es, twin.es_step)], ids=["pes", "es"])
+@pytest.mark.parametrize(
+    ("make", "step"), [(pes, twin.pes_step), (es, twin.es_step)], ids=["pes", "es"]
+)
 def test_every_step_is_the_twins(make, step, give_up):
-    estimator = make(STORMY, pairs=N, truncation=T, sigma=SIGMA, horizon=SPAN, reset_diverged=give_up)
+    estimator = make(
+        STORMY, pairs=N, truncation=T, sigma=SIGMA, horizon=SPAN, reset_diverged=give_up
+    )
     estimate = jax.jit(estimator.estimate, compiler_options=QUICK)
     settings = twin.Settings(T, SIGMA, CEILING, give_up)
     state = jax.jit(estimator.init, compiler_options=QUICK)(unflatten(), jax.random.key(5))
@@ -204,7 +234,9 @@ def test_every_step_is_the_twins(make, step, give_up):
     assert_same_state(state, particles)
     resets, early, storm = np.zeros((STEPS, N), bool), 0, Storm()
     for j in range(STEPS):
-        phi = flatten(unflatten(PHI - j * np.array([0.02, 0, -0.01, 0])))  # the outer optimizer moves on
+        phi = flatten(
+            unflatten(PHI - j * np.array([0.02, 0, -0.01, 0]))
+        )  # the outer optimizer moves on
         key = jax.random.key(100 + j)
         noise, fresh, kappas = draw_all(state.clock, key)
         drawn = twin.Drawn(list(flatten(noise)), split_runs(fresh), np.asarray(kappas).tolist())
@@ -225,7 +257,7 @@ def test_every_step_is_the_twins(make, step, give_up):
     assert (early > 0) == give_up
 
 
-# --- what is random -------------------------------------------------------------------------------------------------
+# --- what is random -------------------------------------------------------------------------------
 
 
 def test_noise_is_normal_with_the_given_deviation():
@@ -239,7 +271,8 @@ def test_noise_is_normal_with_the_given_deviation():
 
 
 COUNT, LOW, HIGH = 20_000, 100, 1000
-# Kolmogorov and Smirnov: 1.95/√n is passed by chance once in a thousand times; 1/LOW allows for whole rounds.
+# Kolmogorov and Smirnov: 1.95/√n is passed by chance once in a thousand times; 1/LOW allows for
+# whole rounds.
 LIMIT = 1.95 / np.sqrt(COUNT) + 1 / LOW
 
 
@@ -270,14 +303,17 @@ def test_a_ramp_lets_the_longest_horizon_grow_geometrically():
     assert set(at[0]) == {LOW}
     for age, longest in ((20, np.sqrt(LOW * HIGH)), (40, HIGH)):
         assert 0.98 * longest < at[age].max() <= np.ceil(longest)
-        # Rounding by ½ moves a length's place on the shorter logarithmic scale by up to twice as much.
+        # Rounding by ½ moves a length's place on the shorter logarithmic scale by up to twice as
+        # much.
         assert off_uniform(np.log(at[age] / LOW) / np.log(longest / LOW)) < LIMIT
     np.testing.assert_array_equal(at[40], at[400])
 
 
 def test_a_fixed_horizon_is_that_number():
     assert int(Horizon(7, 7).sample(jax.random.key(0))) == 7
-    assert set(np.asarray(jax.vmap(Horizon(2, 3).sample)(jax.random.split(jax.random.key(0), 50)))) == {2, 3}
+    assert set(
+        np.asarray(jax.vmap(Horizon(2, 3).sample)(jax.random.split(jax.random.key(0), 50)))
+    ) == {2, 3}
 
 
 def test_keys_depend_on_the_group_and_not_on_its_place():
@@ -291,16 +327,19 @@ def test_keys_depend_on_the_group_and_not_on_its_place():
     np.testing.assert_array_equal(keys_of([4, 1]), keys[[4, 1]])
 
 
-# --- both signs of a pair, on real training -------------------------------------------------------------------------
+# --- both signs of a pair, on real training -------------------------------------------------------
 
-INNER = Inner("digits-mlp", 3, 2, 4, LocalOptimizer("sgd", 0.5), "int8", dropout=0.3, objective="valid")
+INNER = Inner(
+    "digits-mlp", 3, 2, 4, LocalOptimizer("sgd", 0.5), "int8", dropout=0.3, objective="valid"
+)
 LOPT = LearnedOptimizer("lopt-a", hidden=4)
 GROUPS = 3
 
 
 @cache
 def real() -> tuple[InnerProblem, Any, Any]:
-    """Digits by LOpt-A with all that is random in a round: rounding, absences, batches and validation batches.
+    """Digits by LOpt-A with all that is random in a round: rounding, absences, batches and
+    validation batches.
 
     φ has a gate beside it. While that is below ½ the perturbations reach nothing, as if ε were 0.
     """
@@ -323,7 +362,9 @@ def real() -> tuple[InnerProblem, Any, Any]:
     clock = first.clock._replace(done=jnp.array([0, 0, 2]), horizon=jnp.array([8, 2, 8]))
     first = first._replace(clock=clock)
     estimate = jax.jit(estimator.estimate, compiler_options=QUICK)
-    open_or_shut = [estimate(base | {"gate": jnp.float32(gate)}, first, jax.random.key(2)) for gate in (0, 1)]
+    open_or_shut = [
+        estimate(base | {"gate": jnp.float32(gate)}, first, jax.random.key(2)) for gate in (0, 1)
+    ]
     return problem, first, open_or_shut
 
 
@@ -384,4 +425,6 @@ def test_both_signs_see_the_same_data_and_pairs_do_not():
             assert len({row.tobytes() for row in leaf[:, 0]}) == GROUPS
     for leaf in bits((items.batches, items.keys, valid)):
         for pair in range(GROUPS):
-            assert len({row.tobytes() for row in leaf[pair, 0]}) == 4  # and every round brings others
+            assert (
+                len({row.tobytes() for row in leaf[pair, 0]}) == 4
+            )  # and every round brings others

@@ -1,4 +1,5 @@
-"""The inner problem: its losses are those of rounds run by hand, and it refuses what cannot be unrolled."""
+"""The inner problem: its losses are those of rounds run by hand, and it refuses what cannot be
+unrolled."""
 
 import math
 from functools import cache, partial
@@ -15,7 +16,16 @@ from laconic.data.feed import Streamed
 from laconic.meta.horizon import Horizon
 from laconic.meta.problem import Inner, InnerProblem, capped, training_problem
 from laconic.outer.learned import LearnedOptimizer
-from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round, mean_loss, presence
+from laconic.round import (
+    Items,
+    RoundState,
+    Server,
+    communication_round,
+    draw_items,
+    init_round,
+    mean_loss,
+    presence,
+)
 from laconic.tasks.base import Task, plain_task
 from laconic.tasks.catalog import make_task
 from laconic.workers import Simulated
@@ -45,7 +55,8 @@ def theta() -> Any:
 
 
 class Unrolled(NamedTuple):
-    """A run from its begin, the items of its first rounds, its state after them and the loss of each."""
+    """A run from its begin, the items of its first rounds, its state after them and the loss of
+    each."""
 
     problem: InnerProblem
     first: RoundState
@@ -103,7 +114,9 @@ def test_a_run_begins_as_any_run_and_draws_the_data_of_its_rounds():
     for t in range(ROUNDS):
         expected = draw(first._replace(round=jnp.int32(t)))
         np.testing.assert_array_equal(items.batches[t], expected.batches)
-        np.testing.assert_array_equal(jax.random.key_data(items.keys[t]), jax.random.key_data(expected.keys))
+        np.testing.assert_array_equal(
+            jax.random.key_data(items.keys[t]), jax.random.key_data(expected.keys)
+        )
 
 
 def test_a_later_truncation_goes_on_where_the_one_before_stopped():
@@ -132,7 +145,10 @@ def test_the_valid_objective_is_the_loss_after_the_step_on_a_validation_batch():
     before_and_after = []
     for t in range(ROUNDS):
         batch = {name: x[rows[t]] for name, x in task.feed.splits["valid"].items()}
-        score = [task.evaluate(s.shared.params, s.shared.model_state, batch)["loss"] for s in states[t : t + 2]]
+        score = [
+            task.evaluate(s.shared.params, s.shared.model_state, batch)["loss"]
+            for s in states[t : t + 2]
+        ]
         before_and_after.append([float(x) for x in score])
     expected = np.array(before_and_after)
     np.testing.assert_allclose(losses_T, expected[:, 1], rtol=1e-5)
@@ -144,7 +160,9 @@ def test_absent_workers_do_not_count_and_what_is_sent_is_compressed():
     present_TK = np.asarray(items.present)
     assert 0 < present_TK.mean() < 1
     states, losses = rounds_by_hand(items, "topk:0.05+ef")
-    expected = [np.average(x.mean(axis=1), weights=here) for x, here in zip(losses, present_TK, strict=True)]
+    expected = [
+        np.average(x.mean(axis=1), weights=here) for x, here in zip(losses, present_TK, strict=True)
+    ]
     np.testing.assert_allclose(losses_T, expected, rtol=1e-5)
     assert_same_run(last, states[-1])
     dense, _ = rounds_by_hand(items, "dense")
@@ -159,7 +177,8 @@ def leaves(state: RoundState) -> list[np.ndarray]:
 
 
 def test_presence_has_the_right_frequency_and_never_nobody():
-    """Each is missing with the dropout's probability; if all were, one of them, any, comes after all."""
+    """Each is missing with the dropout's probability; if all were, one of them, any, comes after
+    all."""
     rounds, workers, dropout = 20_000, 4, 0.6
     run: Any = RoundState((), (), (), jnp.int32(0), jax.random.key(3))  # pyright: ignore[reportArgumentType]
     draw = jax.jit(jax.vmap(lambda t: presence(run._replace(round=t), workers, dropout)))
@@ -195,16 +214,20 @@ def test_the_mean_loss_is_over_those_who_were_there():
 def test_capped_losses():
     losses = jnp.array([-1.0, 0.0, 1.5, 2.0, 2.5, jnp.inf, -jnp.inf, jnp.nan])
     np.testing.assert_array_equal(capped(losses, 2.0), np.array([0, 0, 1.5, 2, 2, 2, 0, 2]))
-    np.testing.assert_array_equal(capped(losses, math.inf), np.array([0, 0, 1.5, 2, 2.5, np.inf, 0, np.inf]))
+    np.testing.assert_array_equal(
+        capped(losses, math.inf), np.array([0, 0, 1.5, 2, 2.5, np.inf, 0, np.inf])
+    )
 
 
 def test_the_ceiling_is_half_again_the_loss_of_knowing_nothing():
     assert unrolled("train").problem.ceiling == pytest.approx(1.5 * math.log(10), rel=1e-12)
     inner = Inner("tiny", K, H, B, LOCAL)
-    assert training_problem(tiny.task(), LEARNED, inner).ceiling == math.inf  # a regression has no such loss
+    assert (
+        training_problem(tiny.task(), LEARNED, inner).ceiling == math.inf
+    )  # a regression has no such loss
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_the_number_of_workers_must_be_the_optimizers(raises_clearly):

@@ -14,7 +14,10 @@ def test_like_the_twin():
 
 
 def test_it_is_sgd_of_rate_one():
-    params, mean_T = random_tree(SMALL, 3), {name: d[:, 0] for name, d in random_deltas(SMALL, 20, 1, 4).items()}
+    params, mean_T = (
+        random_tree(SMALL, 3),
+        {name: d[:, 0] for name, d in random_deltas(SMALL, 20, 1, 4).items()},
+    )
     ours, _, _ = run_outer(average(), params, mean_T)
     theirs, _, _ = run_outer(from_optax(optax.sgd(1.0)), params, mean_T)
     for name, start in params.items():

@@ -1,4 +1,5 @@
-"""The GPU kernel of the learned step, run by Pallas's interpreter on the CPU, against the twin and the XLA path."""
+"""The GPU kernel of the learned step, run by Pallas's interpreter on the CPU, against the twin and
+the XLA path."""
 
 from typing import Any
 
@@ -13,8 +14,19 @@ from tests.outer.cases import LOPT_A, Case, name_of, step
 from tests.outer.trees import QUICK, assert_close
 
 SPECS = [LOPT_A, LearnedOptimizer("lagg-a", 2, time="paper"), LearnedOptimizer("lagg-a", 8)]
-# Wide and tall, several layers, columns that are no multiple of a block, more columns than a block has, single ones.
-FACTORED = [(20, 37), (37, 20), (5, 4, 6), (3, 3, 5, 16), (1, 9), (9, 1), (1, 1), (7, 130), (128, 128)]
+# Wide and tall, several layers, columns that are no multiple of a block, more columns than a block
+# has, single ones.
+FACTORED = [
+    (20, 37),
+    (37, 20),
+    (5, 4, 6),
+    (3, 3, 5, 16),
+    (1, 9),
+    (9, 1),
+    (1, 1),
+    (7, 130),
+    (128, 128),
+]
 SOME = [(20, 37), (3, 3, 5, 16), (9, 1), (7, 130)]  # interpreting is slow to compile
 FEW = {str(shape): shape for shape in [(19, 6), (2, 5, 4)]}
 
@@ -23,7 +35,8 @@ serves, learned_step = fused.serves, fused.learned_step
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """The kernel takes what a GPU would give it; the shapes [L, A, B] it was given are the fixture's value."""
+    """The kernel takes what a GPU would give it; the shapes [L, A, B] it was given are the
+    fixture's value."""
     given: list[tuple[int, ...]] = []
 
     def interpreted(theta: Any, fields: features.Fields, *rest: Any) -> jax.Array:
@@ -35,7 +48,9 @@ def kernel(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize(("spec", "shapes"), [(SPECS[0], FACTORED), (SPECS[1], SOME), (SPECS[2], SOME)])
+@pytest.mark.parametrize(
+    ("spec", "shapes"), [(SPECS[0], FACTORED), (SPECS[1], SOME), (SPECS[2], SOME)]
+)
 def test_the_kernel_steps_like_the_twin_and_like_the_xla_path(spec, shapes, kernel, monkeypatch):
     case = Case(spec, {str(shape): shape for shape in [*shapes, (7,)]}, seed=120)
     compiled = lambda: jax.jit(lambda *args: step(spec, *args), compiler_options=QUICK)
@@ -68,10 +83,14 @@ def test_it_serves_factored_tensors():
     matrix, vector, scalar = (features.init_ada(jnp.zeros(shape)) for shape in [(4, 5), (7,), ()])
     assert all(serves(hidden, matrix) for hidden in (16, 32, 64))
     assert not any(serves(hidden, matrix) for hidden in (1, 8, 24, 33, 48))
-    assert not any(serves(32, ada) for ada in (vector, scalar, None))  # None: LOpt and LAgg, without -a
+    assert not any(
+        serves(32, ada) for ada in (vector, scalar, None)
+    )  # None: LOpt and LAgg, without -a
 
 
-@pytest.mark.parametrize(("spec", "runs"), [(LOPT_A, None), (SPECS[2], 2), (LearnedOptimizer("lagg", 4), None)])
+@pytest.mark.parametrize(
+    ("spec", "runs"), [(LOPT_A, None), (SPECS[2], 2), (LearnedOptimizer("lagg", 4), None)]
+)
 def test_it_lowers_for_cuda_where_there_is_no_gpu(spec, runs, monkeypatch):
     case = Case(spec, FEW | {"vector": (7,)}, seed=170)
     args = (case.theta, case.params, case.init(), *case.at(0))

@@ -1,4 +1,5 @@
-"""The learned optimizers against the float64 twin, round by round, whatever transforms they run under."""
+"""The learned optimizers against the float64 twin, round by round, whatever transforms they run
+under."""
 
 from functools import partial
 from typing import Any
@@ -55,7 +56,9 @@ def assert_like_the_twin(found: Any, history: list, where: Any) -> None:
 def test_twenty_rounds_in_a_scan(spec):
     case = Case(spec)
     run = jax.jit(lambda *args: many_rounds(spec, *args), compiler_options=QUICK)
-    assert_like_the_twin(run(case.theta, case.params, case.mean, case.deltas), case.twin(), lambda x, t: x[t])
+    assert_like_the_twin(
+        run(case.theta, case.params, case.mean, case.deltas), case.twin(), lambda x, t: x[t]
+    )
 
 
 @pytest.mark.parametrize("spec", [LOPT_A, LAGG_A], ids=name_of)
@@ -65,7 +68,9 @@ def test_three_runs_in_a_vmap(spec):
         jax.tree.map(lambda *x: np.stack(x), *[getattr(case, part) for case in cases])
         for part in ("theta", "params", "mean", "deltas")
     ]
-    found = jax.jit(jax.vmap(lambda *args: many_rounds(spec, *args)), compiler_options=QUICK)(*stacked)
+    found = jax.jit(jax.vmap(lambda *args: many_rounds(spec, *args)), compiler_options=QUICK)(
+        *stacked
+    )
     for i, case in enumerate(cases):
         assert_like_the_twin(found, case.twin(), lambda x, t, i=i: x[i, t])
 
@@ -130,7 +135,10 @@ def test_first_weights_are_truncated_normals():
 def test_an_absent_worker_is_replaced_by_the_mean_of_the_others_or_by_nothing(spec, fill):
     case, weights = Case(spec, SMALL, seed=80), np.array([1.0, 0.0, 2.0, 0.5], np.float32)
     twin: Any = ref.lagg_a_update if spec.accumulates else ref.lagg_update
-    twin_params, twin_state = float64(case.params), ref.ada_init(float64(case.params)) if spec.accumulates else 0
+    twin_params, twin_state = (
+        float64(case.params),
+        ref.ada_init(float64(case.params)) if spec.accumulates else 0,
+    )
 
     @partial(jax.jit, compiler_options=QUICK)
     def run(params: Any, state: Any, deltas: Any) -> Any:
@@ -145,7 +153,9 @@ def test_an_absent_worker_is_replaced_by_the_mean_of_the_others_or_by_nothing(sp
             d[1] = np.nan
         updates, state = run(params, state, deltas)
         absent = {"weights": list(map(float, weights)), "fill": fill}
-        new, twin_state = twin(float64(case.theta), twin_params, twin_state, float64(deltas), **absent)
+        new, twin_state = twin(
+            float64(case.theta), twin_params, twin_state, float64(deltas), **absent
+        )
         assert_close(updates, {name: new[name] - twin_params[name] for name in new}, 1e-5)
         params, twin_params = optax.apply_updates(params, updates), new
 
@@ -167,9 +177,17 @@ def test_bfloat16_weights_keep_their_dtype_and_exact_accumulators():
         before = float64(params)
         params, updates, state = run(params, state, mean, deltas)
         features_n, twin = ref.ada_features(
-            before, twin, float64(mean), ref.betas_of(float64(case.theta)), t, worker_deltas=float64(deltas)
+            before,
+            twin,
+            float64(mean),
+            ref.betas_of(float64(case.theta)),
+            t,
+            worker_deltas=float64(deltas),
         )
-        change = {n: x - before[n] for n, x in ref.mlp_step(float64(case.theta), before, features_n).items()}
+        change = {
+            n: x - before[n]
+            for n, x in ref.mlp_step(float64(case.theta), before, features_n).items()
+        }
         assert {x.dtype for x in jax.tree.leaves((params, updates))} == {jnp.dtype(jnp.bfloat16)}
         assert_close(updates, change, 2.0**-8)  # half a unit in bfloat16's last place
         for name in before:
@@ -182,10 +200,14 @@ def test_scale_and_weight_decay():
 
     def both(params: Any) -> Any:
         plain = step(LOPT_A, case.theta, params, state, *args)[1]
-        return plain, step(LOPT_A, case.theta, params, state, *args, scale=0.5, weight_decay=0.01)[1]
+        return plain, step(LOPT_A, case.theta, params, state, *args, scale=0.5, weight_decay=0.01)[
+            1
+        ]
 
     plain, tuned = jax.jit(both, compiler_options=QUICK)(case.params)
-    expected = {name: 0.5 * x - 0.01 * float64(case.params)[name] for name, x in float64(plain).items()}
+    expected = {
+        name: 0.5 * x - 0.01 * float64(case.params)[name] for name, x in float64(plain).items()
+    }
     assert_close(tuned, expected, 1e-6)
     assert not np.allclose(tuned["wide"], plain["wide"])
 
@@ -205,7 +227,9 @@ def test_it_survives_a_chain():
     alone, clipped = both(case.params)
     assert max(float(jnp.max(jnp.abs(x))) for x in alone.values()) > 4e-4
     for name, x in alone.items():
-        np.testing.assert_array_equal(clipped[name], np.clip(x, np.float32(-4e-4), np.float32(4e-4)))
+        np.testing.assert_array_equal(
+            clipped[name], np.clip(x, np.float32(-4e-4), np.float32(4e-4))
+        )
 
 
 def test_what_cannot_work_says_so(raises_clearly):
@@ -217,7 +241,9 @@ def test_what_cannot_work_says_so(raises_clearly):
     with raises_clearly("lagg-a", "worker_deltas"):
         tx.update(mean, state, case.params)
     with raises_clearly("K = 4", "got 3"):
-        tx.update(mean, state, case.params, worker_deltas={name: d[:3] for name, d in deltas.items()})
+        tx.update(
+            mean, state, case.params, worker_deltas={name: d[:3] for name, d in deltas.items()}
+        )
     with raises_clearly("fill", "ones", "mean, zero"):
         LAGG_A(case.theta, fill="ones")
     with raises_clearly("not of lopt-a", "w0 is (42, 32), not (39, 32)"):
@@ -225,7 +251,9 @@ def test_what_cannot_work_says_so(raises_clearly):
     with raises_clearly("b2 is missing"):
         LAGG_A({name: x for name, x in case.theta.items() if name != "b2"})
     with raises_clearly("decay is (7,), not known"):
-        LearnedOptimizer("lopt")(LearnedOptimizer("lopt").init(jax.random.key(0)) | {"decay": jnp.zeros(7)})
+        LearnedOptimizer("lopt")(
+            LearnedOptimizer("lopt").init(jax.random.key(0)) | {"decay": jnp.zeros(7)}
+        )
 
 
 def test_architectures_that_do_not_exist_say_so(raises_clearly):

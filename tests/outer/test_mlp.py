@@ -22,7 +22,8 @@ def compiled(spec: LearnedOptimizer) -> Any:
 
 @pytest.fixture
 def sum_by_sum(monkeypatch):
-    """As for large tensors; the fixture's value is a list with an entry for each tensor that was stepped so."""
+    """As for large tensors; the fixture's value is a list with an entry for each tensor that was
+    stepped so."""
     written_out, traced = mlp.written_out, []
 
     def counted(theta: Any, h: jax.Array) -> Any:
@@ -48,14 +49,19 @@ def test_sums_are_written_out_for_large_tensors_and_narrow_layers_on_a_cpu(monke
     narrow, wide = ({"b1": jnp.zeros(hidden)} for hidden in (mlp.NARROW, mlp.NARROW + 1))
     large, small = Walk((4, 512, 512), 1152), Walk((4, 512, 511), 1152)
     assert mlp.default_last(narrow, large) is mlp.written_out
-    assert [mlp.default_last(*both) for both in ((narrow, small), (wide, large))] == [mlp.product] * 2
+    assert [mlp.default_last(*both) for both in ((narrow, small), (wide, large))] == [
+        mlp.product
+    ] * 2
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert mlp.default_last(narrow, large) is mlp.product
 
 
 def test_a_wide_mlp_whose_further_units_are_idle_steps_like_a_narrow_one(sum_by_sum):
     """The last layer is written out for narrow ones, and is a product for wide ones."""
-    wide, shapes = LearnedOptimizer("lopt-a", hidden=mlp.NARROW + 6), {"vector": (7,), "large": (36, 133)}
+    wide, shapes = (
+        LearnedOptimizer("lopt-a", hidden=mlp.NARROW + 6),
+        {"vector": (7,), "large": (36, 133)},
+    )
     case = Case(LOPT_A, shapes, seed=61)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in wide.shapes.items()}
     for name, zero in zeros.items():
@@ -71,8 +77,11 @@ def test_a_wide_mlp_whose_further_units_are_idle_steps_like_a_narrow_one(sum_by_
 
 @pytest.mark.parametrize("hidden", [1, 2, 3, 5])
 @pytest.mark.parametrize("large", [0, mlp.LARGE], ids=["sum by sum", "product"])
-def test_a_few_hidden_units_see_all_features_of_tensors_with_an_axis_of_one(hidden, large, monkeypatch):
-    """So few that rows and columns can go through the first layer by themselves however short an axis is."""
+def test_a_few_hidden_units_see_all_features_of_tensors_with_an_axis_of_one(
+    hidden, large, monkeypatch
+):
+    """So few that rows and columns can go through the first layer by themselves however short an
+    axis is."""
     monkeypatch.setattr(mlp, "LARGE", large)
     shapes = {"column": (9, 1), "row": (1, 9), "matrix": (7, 6), "one": (1, 1)}
     spec, params = LearnedOptimizer("lopt-a", hidden=hidden), random_tree(shapes, 63)
@@ -81,5 +90,7 @@ def test_a_few_hidden_units_see_all_features_of_tensors_with_an_axis_of_one(hidd
     mean = {name: d[0, 0] for name, d in random_deltas(shapes, 1, 1, 65).items()}
     found = compiled(spec)(theta, params, spec(theta).tx.init(params), mean, None)[1]
     old = float64(params)
-    new, _ = reference.lopt_a_update(float64(theta), old, reference.ada_init(old), float64(mean), "shifted")
+    new, _ = reference.lopt_a_update(
+        float64(theta), old, reference.ada_init(old), float64(mean), "shifted"
+    )
     assert_close(found, {name: new[name] - old[name] for name in old}, 1e-5)

@@ -12,12 +12,25 @@ from tests.outer.trees import SMALL, random_deltas, random_tree, run_outer
 
 
 def test_the_usual_ones_are_offered():
-    assert {"sgd", "adam", "adamw", "adagrad", "rmsprop", "lion", "lamb", "adafactor", "yogi"} <= set(optax_names())
+    assert {
+        "sgd",
+        "adam",
+        "adamw",
+        "adagrad",
+        "rmsprop",
+        "lion",
+        "lamb",
+        "adafactor",
+        "yogi",
+    } <= set(optax_names())
 
 
 @pytest.mark.parametrize("name", optax_names())
 def test_it_takes_finite_steps(name):
-    params, mean_T = random_tree(SMALL, 1), {n: d[:, 0] for n, d in random_deltas(SMALL, 2, 1, 2).items()}
+    params, mean_T = (
+        random_tree(SMALL, 1),
+        {n: d[:, 0] for n, d in random_deltas(SMALL, 2, 1, 2).items()},
+    )
     with jax.numpy_dtype_promotion("standard"):  # optax raises β to an integer power
         after, _, _ = run_outer(by_name(name, 0.01), params, mean_T)
     for n, start in params.items():
@@ -27,7 +40,10 @@ def test_it_takes_finite_steps(name):
 
 
 def test_the_name_and_the_rate_are_used():
-    params, mean_T = random_tree(SMALL, 1), {n: d[:, 0] for n, d in random_deltas(SMALL, 2, 1, 2).items()}
+    params, mean_T = (
+        random_tree(SMALL, 1),
+        {n: d[:, 0] for n, d in random_deltas(SMALL, 2, 1, 2).items()},
+    )
     after, _, _ = run_outer(by_name("lion", 0.02), params, mean_T)
     lion = optax.lion(0.02)
     now: Any = params

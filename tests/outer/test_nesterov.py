@@ -6,7 +6,9 @@ from tests.outer.trees import assert_rounds_like
 
 
 def test_like_the_twin():
-    assert_rounds_like(nesterov(learning_rate=0.3, momentum=0.8), ref.Nesterov(lr=0.3, beta=0.8), 1e-6)
+    assert_rounds_like(
+        nesterov(learning_rate=0.3, momentum=0.8), ref.Nesterov(lr=0.3, beta=0.8), 1e-6
+    )
 
 
 def test_the_defaults_are_those_of_diloco():

@@ -12,8 +12,9 @@ from laconic.outer.sharded import placements, shard_mesh, sharded, split_of
 from tests.outer.cases import LAGG_A, LOPT_A, Case, name_of
 from tests.outer.trees import QUICK, assert_close
 
-# Split along the largest axis, the second largest and a kept one; where a part's own largest axes are other ones than
-# the whole's (the square one's are 2 and 16); vectors and tensors that eight does not divide.
+# Split along the largest axis, the second largest and a kept one; where a part's own largest axes
+# are other ones than the whole's (the square one's are 2 and 16); vectors and tensors that eight
+# does not divide.
 SHAPES: dict[str, tuple[int, ...]] = {
     "wide": (6, 24),
     "second": (16, 21),
@@ -29,7 +30,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 def rounds_of(outer: Any, case: Case, count: int) -> Any:
     take = jax.jit(
-        lambda mean, state, params, deltas: outer.tx.update(mean, state, params, worker_deltas=deltas),
+        lambda mean, state, params, deltas: outer.tx.update(
+            mean, state, params, worker_deltas=deltas
+        ),
         compiler_options=QUICK,
     )
     state, found = outer.tx.init(case.params), []
@@ -63,20 +66,31 @@ def test_eight_devices_step_like_one(spec):
 
 
 def test_shares_go_by_the_whole_tensors():
-    """By hand: 4 of 6 and 4 of 16 inputs, and 1 of 2 matrices; each device has 8 inputs of the tall one."""
-    case, mesh = Case(LOPT_A, {"wide": (6, 24), "tall": (16, 8), "vector": (16,)}, seed=430), shard_mesh(2)
+    """By hand: 4 of 6 and 4 of 16 inputs, and 1 of 2 matrices; each device has 8 inputs of the tall
+    one."""
+    case, mesh = (
+        Case(LOPT_A, {"wide": (6, 24), "tall": (16, 8), "vector": (16,)}, seed=430),
+        shard_mesh(2),
+    )
     whole, less = (
         rounds_of(sharded(LearnedOptimizer("lopt-a", **rule), case.theta, mesh), case, 1)[0][0]
         for rule in ({}, {"widest": 4, "deepest": 1})
     )
     shares = {"wide": 4 / 6 / 2, "tall": 4 / 16 / 2, "vector": 1 / 2}
-    assert_close(jax.device_get(less), {name: share * np.asarray(whole[name]) for name, share in shares.items()}, 1e-6)
+    assert_close(
+        jax.device_get(less),
+        {name: share * np.asarray(whole[name]) for name, share in shares.items()},
+        1e-6,
+    )
 
 
 def test_the_state_begins_in_parts_and_stays_there():
     case, mesh = Case(LOPT_A, {"wide": (6, 24), "odd": (7,)}, seed=410), shard_mesh(4)
     outer = sharded(LOPT_A, case.theta, mesh)
-    state, params = outer.tx.init(case.params), jax.device_put(case.params, placements(case.params, mesh))
+    state, params = (
+        outer.tx.init(case.params),
+        jax.device_put(case.params, placements(case.params, mesh)),
+    )
     assert state.ada["wide"].v.addressable_shards[0].data.shape == (6, 6)
     assert params["wide"].addressable_shards[0].data.shape == (6, 6)
     new, after = jax.jit(outer.step, compiler_options=QUICK)(params, state, params)
@@ -92,7 +106,8 @@ def test_the_kernels_step_in_parts_too(shape, monkeypatch):
     cut = Tuning(lanes=16, rows=2, sum_lanes=32, sum_rows=2, precision="float32", interpret=True)
     monkeypatch.setattr("laconic.outer.learned.Tuning", lambda: cut)
     (updates, state), (same, same_state) = (
-        rounds_of(outer, case, 1)[0] for outer in (sharded(LOPT_A, case.theta, mesh, path="passes"), LOPT_A(case.theta))
+        rounds_of(outer, case, 1)[0]
+        for outer in (sharded(LOPT_A, case.theta, mesh, path="passes"), LOPT_A(case.theta))
     )
     assert_close(jax.device_get(updates), jax.device_get(same), 1e-6)
     for a, b in zip(jax.tree.leaves(state.ada), jax.tree.leaves(same_state.ada), strict=True):
@@ -107,6 +122,8 @@ def test_splits_and_meshes(raises_clearly):
     assert split_of((), mesh).axis is None
     with raises_clearly("9 devices", "8"):
         shard_mesh(9)
-    grid = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    grid = jax.make_mesh(
+        (2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
     with raises_clearly("one mesh axis", "'a', 'b'"):
         sharded(LOPT_A, LOPT_A.init(jax.random.key(0)), grid)

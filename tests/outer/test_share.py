@@ -1,4 +1,5 @@
-"""Wide tensors, and all tensors of deep models, take shares of a whole step; the shares are worked out by hand."""
+"""Wide tensors, and all tensors of deep models, take shares of a whole step; the shares are worked
+out by hand."""
 
 import jax
 import numpy as np
@@ -9,7 +10,8 @@ from tests import reference as ref
 from tests.outer.cases import CUT, LOPT_A, Case
 from tests.outer.trees import QUICK, assert_close, float64
 
-# Of a model of five matrices, a vector and a scalar; with widest = 4, with deepest = 2, and with both.
+# Of a model of five matrices, a vector and a scalar; with widest = 4, with deepest = 2, and with
+# both.
 SHARES: dict[tuple[int, ...], tuple[float, float, float]] = {
     (4, 9): (1.0, 2 / 5, 2 / 5),
     (5, 9): (4 / 5, 2 / 5, 8 / 25),
@@ -26,18 +28,25 @@ SHAPES = {f"w{i}": shape for i, shape in enumerate(SHARES)}
 def first_step(case, options, **rule):
     """What a rule's optimizer changes in the first round."""
     tx = LearnedOptimizer("lopt-a", **rule)(case.theta, **options).tx
-    return jax.jit(tx.update, compiler_options=QUICK)(case.at(0)[0], tx.init(case.params), case.params)[0]
+    return jax.jit(tx.update, compiler_options=QUICK)(
+        case.at(0)[0], tx.init(case.params), case.params
+    )[0]
 
 
 @pytest.mark.parametrize(
     ("options", "rules"),
-    [({"path": "tensorwise"}, (0, 1, 2)), ({"path": "passes", "tuning": CUT}, (2,))],  # by the interpreter, slowly
+    [
+        ({"path": "tensorwise"}, (0, 1, 2)),
+        ({"path": "passes", "tuning": CUT}, (2,)),
+    ],  # by the interpreter, slowly
     ids=["tensorwise", "passes"],
 )
 def test_shares_of_the_twins_step(options, rules):
     case = Case(LOPT_A, SHAPES)
     params = float64(case.params)
-    twin = ref.lopt_a_update(float64(case.theta), params, ref.ada_init(params), float64(case.at(0)[0]), "shifted")[0]
+    twin = ref.lopt_a_update(
+        float64(case.theta), params, ref.ada_init(params), float64(case.at(0)[0]), "shifted"
+    )[0]
     for i in rules:
         shares = {name: SHARES[shape][i] for name, shape in SHAPES.items()}
         expected = {name: share * (twin[name] - params[name]) for name, share in shares.items()}
@@ -55,5 +64,7 @@ def test_scale_and_weight_decay_are_none_of_a_shares_business():
     case = Case(LOPT_A, SHAPES)
     whole = float64(first_step(case, {}))
     found = first_step(case, {"scale": 0.5, "weight_decay": 0.01}, deepest=2)
-    expected = {name: 0.5 * 2 / 5 * x - 0.01 * float64(case.params)[name] for name, x in whole.items()}
+    expected = {
+        name: 0.5 * 2 / 5 * x - 0.01 * float64(case.params)[name] for name, x in whole.items()
+    }
     assert_close(found, expected, 1e-6)

@@ -7,11 +7,20 @@ import optax
 from laconic.outer.base import from_optax
 from laconic.outer.slowmo import slowmo
 from tests import reference as ref
-from tests.outer.trees import SMALL, assert_close, assert_rounds_like, random_deltas, random_tree, run_outer
+from tests.outer.trees import (
+    SMALL,
+    assert_close,
+    assert_rounds_like,
+    random_deltas,
+    random_tree,
+    run_outer,
+)
 
 
 def test_like_the_twin():
-    assert_rounds_like(slowmo(gamma=0.3, alpha=0.7, beta=0.9), ref.SlowMo(alpha=0.7, beta=0.9, gamma=0.3), 1e-6)
+    assert_rounds_like(
+        slowmo(gamma=0.3, alpha=0.7, beta=0.9), ref.SlowMo(alpha=0.7, beta=0.9, gamma=0.3), 1e-6
+    )
 
 
 def test_gamma_may_be_a_schedule_over_rounds():
@@ -25,7 +34,10 @@ def test_gamma_may_be_a_schedule_over_rounds():
 
 
 def test_at_a_constant_gamma_it_is_momentum():
-    params, mean_T = random_tree(SMALL, 3), {name: d[:, 0] for name, d in random_deltas(SMALL, 20, 1, 4).items()}
+    params, mean_T = (
+        random_tree(SMALL, 3),
+        {name: d[:, 0] for name, d in random_deltas(SMALL, 20, 1, 4).items()},
+    )
     ours, changes, _ = run_outer(slowmo(gamma=0.1, alpha=0.8, beta=0.95), params, mean_T)
     theirs, their_changes, _ = run_outer(from_optax(optax.sgd(0.8, momentum=0.95)), params, mean_T)
     assert_close(ours, theirs, 1e-6)
@@ -34,9 +46,14 @@ def test_at_a_constant_gamma_it_is_momentum():
 
 def test_a_schedule_keeps_the_dtype_of_the_weights():
     params = {name: jnp.asarray(x, jnp.bfloat16) for name, x in random_tree(SMALL, 5).items()}
-    mean_T = {name: jnp.asarray(d[:, 0], jnp.bfloat16) for name, d in random_deltas(SMALL, 3, 1, 6).items()}
+    mean_T = {
+        name: jnp.asarray(d[:, 0], jnp.bfloat16)
+        for name, d in random_deltas(SMALL, 3, 1, 6).items()
+    }
     constant, _, _ = run_outer(slowmo(gamma=0.5, alpha=1.0, beta=0.5), params, mean_T)
-    scheduled, _, _ = run_outer(slowmo(gamma=optax.constant_schedule(0.5), alpha=1.0, beta=0.5), params, mean_T)
+    scheduled, _, _ = run_outer(
+        slowmo(gamma=optax.constant_schedule(0.5), alpha=1.0, beta=0.5), params, mean_T
+    )
     halved, _, _ = run_outer(
         slowmo(gamma=lambda t: jnp.full((), 0.5, jnp.float32), alpha=1.0, beta=0.5), params, mean_T
     )

@@ -16,7 +16,13 @@ from tests.outer.trees import QUICK, assert_close
 
 @pytest.mark.parametrize("spec", [LAGG_A, LearnedOptimizer("lagg", 4)], ids=name_of)
 def test_tiles_change_nothing(spec):
-    shapes = {"vector": (20,), "tall": (16, 5), "kernel": (2, 3, 4, 6), "large": (2, 33, 34), "wide": (2, 90)}
+    shapes = {
+        "vector": (20,),
+        "tall": (16, 5),
+        "kernel": (2, 3, 4, 6),
+        "large": (2, 33, 34),
+        "wide": (2, 90),
+    }
     case, knobs = Case(spec, shapes, seed=60), {"untiled": 1 << 30, "tile 7": 7, "tile 64": 64}
 
     def all_of_them(*args: Any) -> dict[str, Any]:
@@ -32,7 +38,9 @@ def test_tiles_change_nothing(spec):
 
 
 @pytest.mark.parametrize("lanes", [1, 16])
-@pytest.mark.parametrize("shape", [(1, 13, 5), (1, 4, 50), (3, 6, 5), (7, 3, 40), (1, 200, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 13, 5), (1, 4, 50), (3, 6, 5), (7, 3, 40), (1, 200, 1)], ids=str
+)
 def test_a_walk_comes_by_everything_once(shape, lanes):
     field = jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32)
     walk = Walk(shape, 48, lanes)
@@ -77,7 +85,9 @@ def test_tiles_suit_the_platform(backend, lanes, monkeypatch):
     assert tiles.walk((1, 64, tiles.small // 64 + 1)).tile == tiles.steps
 
 
-@pytest.mark.parametrize("shape", [(40_000,), (200, 200), (2, 20_000), (20_000, 2), (3, 3, 60, 70)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(40_000,), (200, 200), (2, 20_000), (20_000, 2), (3, 3, 60, 70)], ids=str
+)
 def test_a_step_takes_little_memory_whatever_the_shape(shape):
     """Far below the 128 bytes a parameter that one hidden layer of a whole tensor would take."""
     learned = LearnedOptimizer("lopt-a")

@@ -19,7 +19,8 @@ def expected(sources, piece):
 
 
 def pieces_of(rng, sizes, count):
-    """Pieces of one and of three rows, short, as long as a program's lanes, and longer, anywhere in either source."""
+    """Pieces of one and of three rows, short, as long as a program's lanes, and longer, anywhere in
+    either source."""
     found = []
     for _ in range(count):
         source, rows = int(rng.integers(len(sizes))), int(rng.choice([1, 3]))
@@ -52,11 +53,14 @@ def test_pieces_of_several_models_in_a_vmap():
     pieces = [Piece(0, begin, 3, 11, length) for begin, length in ((0, 7), (3, 1), (9, 9), (5, 5))]
     found = jax.jit(jax.vmap(lambda x: unpack([x], pieces, INTERPRETED)))(source)
     for piece, got in zip(pieces, found, strict=True):
-        np.testing.assert_array_equal(np.asarray(got), np.stack([expected([x], piece) for x in source]))
+        np.testing.assert_array_equal(
+            np.asarray(got), np.stack([expected([x], piece) for x in source])
+        )
 
 
 def test_launches_of_the_same_pattern_share_their_code():
-    """Where pieces begin is an argument: a second launch of the same lengths has the same kernel, object for object."""
+    """Where pieces begin is an argument: a second launch of the same lengths has the same kernel,
+    object for object."""
     pattern = [Piece(0, 0, 1, 0, 5), Piece(0, 0, 3, 20, 7)]
     at = lambda begin: tuple(piece._replace(begin=begin).kind for piece in pattern)
     assert bound(module._program, at(3)) is bound(module._program, at(11))

@@ -1,4 +1,5 @@
-"""What tests of outer optimizers share: awkward trees, realistic deltas, random φ, and what "close" means."""
+"""What tests of outer optimizers share: awkward trees, realistic deltas, random φ, and what "close"
+means."""
 
 import math
 from typing import Any
@@ -9,8 +10,8 @@ import optax
 
 from laconic.outer.base import OuterOptimizer
 
-# Every rank the features treat differently: tall, wide and tied matrices, kept axes, a convolution kernel, and a matrix
-# whose axes are longer than the hidden layers are wide.
+# Every rank the features treat differently: tall, wide and tied matrices, kept axes, a convolution
+# kernel, and a matrix whose axes are longer than the hidden layers are wide.
 SHAPES: dict[str, tuple[int, ...]] = {
     "scalar": (),
     "vector": (7,),
@@ -47,16 +48,21 @@ QUICK = accepted(
 )
 
 
-def random_tree(shapes: dict[str, tuple[int, ...]], seed: int, scale: float = 1.0) -> dict[str, Any]:
+def random_tree(
+    shapes: dict[str, tuple[int, ...]], seed: int, scale: float = 1.0
+) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {name: np.asarray(scale * rng.normal(size=s), np.float32) for name, s in shapes.items()}
 
 
-def random_deltas(shapes: dict[str, tuple[int, ...]], rounds: int, K: int, seed: int) -> dict[str, Any]:
-    """Leaves [rounds, K, …]: entries of unlike sizes, shrinking in time; each worker adds noise to the common part.
+def random_deltas(
+    shapes: dict[str, tuple[int, ...]], rounds: int, K: int, seed: int
+) -> dict[str, Any]:
+    """Leaves [rounds, K, …]: entries of unlike sizes, shrinking in time; each worker adds noise to
+    the common part.
 
-    The common part has a drift, as real deltas do: without it a scalar's momentum passes through 0 now and then, where
-    no relative error means anything.
+    The common part has a drift, as real deltas do: without it a scalar's momentum passes through 0
+    now and then, where no relative error means anything.
     """
     rng = np.random.default_rng(seed)
     size_T = 1e-2 * np.exp(-np.arange(rounds) / 15) * (1 + 0.5 * np.sin(np.arange(rounds)))
@@ -70,11 +76,14 @@ def random_deltas(shapes: dict[str, tuple[int, ...]], rounds: int, K: int, seed:
 
 
 def random_theta(inputs: int, seed: int, decay: bool) -> dict[str, Any]:
-    """Random φ with every bias and offset in use; its d stays off 0, so that even one step has a relative error."""
+    """Random φ with every bias and offset in use; its d stays off 0, so that even one step has a
+    relative error."""
     rng = np.random.default_rng(seed)
     theta = {"decay": np.asarray(0.05 * rng.normal(size=7), np.float32)} if decay else {}
     for i, (fan_in, fan_out) in enumerate([(inputs, 32), (32, 32), (32, 2)]):
-        theta[f"w{i}"] = np.asarray(rng.normal(size=(fan_in, fan_out)) / math.sqrt(fan_in), np.float32)
+        theta[f"w{i}"] = np.asarray(
+            rng.normal(size=(fan_in, fan_out)) / math.sqrt(fan_in), np.float32
+        )
         theta[f"b{i}"] = np.asarray(0.3 * rng.normal(size=fan_out), np.float32)
     theta["b2"][0] += 2
     return theta
@@ -89,13 +98,20 @@ def run_outer(outer: OuterOptimizer, params: Any, mean_T: Any) -> Any:
         params = optax.apply_updates(params, updates)
         return (params, state), (params, updates, state)
 
-    run = jax.jit(lambda p, d: jax.lax.scan(body, (p, outer.tx.init(p)), d)[1], compiler_options=QUICK)
+    run = jax.jit(
+        lambda p, d: jax.lax.scan(body, (p, outer.tx.init(p)), d)[1], compiler_options=QUICK
+    )
     return jax.device_get(run(params, mean_T))
 
 
-def assert_rounds_like(outer: OuterOptimizer, twin: Any, rtol: float, before_round: Any = lambda t: None) -> None:
+def assert_rounds_like(
+    outer: OuterOptimizer, twin: Any, rtol: float, before_round: Any = lambda t: None
+) -> None:
     """Twenty rounds of both on every shape: weights and their changes agree after each."""
-    params, mean_T = random_tree(SHAPES, 1), {name: d[:, 0] for name, d in random_deltas(SHAPES, 20, 1, 2).items()}
+    params, mean_T = (
+        random_tree(SHAPES, 1),
+        {name: d[:, 0] for name, d in random_deltas(SHAPES, 20, 1, 2).items()},
+    )
     found, changes, _ = run_outer(outer, params, mean_T)
     now = float64(params)
     for t in range(20):
@@ -113,7 +129,8 @@ def float64(tree: Any) -> Any:
 
 
 def assert_close(actual: Any, expected: Any, rtol: float, what: str = "") -> None:
-    """Tensor by tensor: the difference is within rtol of the whole, and each entry within rtol of the largest."""
+    """Tensor by tensor: the difference is within rtol of the whole, and each entry within rtol of
+    the largest."""
     if isinstance(expected, dict):
         assert sorted(actual) == sorted(expected), what
         for name in expected:
@@ -122,5 +139,9 @@ def assert_close(actual: Any, expected: Any, rtol: float, what: str = "") -> Non
     a, b = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert a.shape == b.shape, what
     gap = np.abs(a - b)
-    assert np.linalg.norm(gap) <= rtol * np.linalg.norm(b), f"{what}: off by {np.linalg.norm(gap):.3g}"
-    assert np.max(gap, initial=0.0) <= rtol * np.max(np.abs(b), initial=0.0), f"{what}: off by {np.max(gap):.3g}"
+    assert np.linalg.norm(gap) <= rtol * np.linalg.norm(b), (
+        f"{what}: off by {np.linalg.norm(gap):.3g}"
+    )
+    assert np.max(gap, initial=0.0) <= rtol * np.max(np.abs(b), initial=0.0), (
+        f"{what}: off by {np.max(gap):.3g}"
+    )

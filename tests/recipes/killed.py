@@ -1,4 +1,5 @@
-"""Commands as processes of their own, killed without warning once they have recorded so much, and what they leave."""
+"""Commands as processes of their own, killed without warning once they have recorded so much, and
+what they leave."""
 
 import signal
 import subprocess
@@ -10,17 +11,26 @@ from laconic.store.runlog import read
 from tests.cli.commands import process
 from tests.outer.trees import QUICK
 
-TIMES = ("seconds", "rounds_per_second", "step_seconds", "provenance")  # what two runs of the same need not share
+TIMES = (
+    "seconds",
+    "rounds_per_second",
+    "step_seconds",
+    "provenance",
+)  # what two runs of the same need not share
 
 
 @contextmanager
 def started(folder, *words, code=None):
-    """The command at work in `folder`, compiled with little effort; what it says is in err.txt beside the folder."""
+    """The command at work in `folder`, compiled with little effort; what it says is in err.txt
+    beside the folder."""
     argv, environment = process(code, *words)
     flags = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())
     environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flags}"
     said = folder.parent / f"{folder.name}-err.txt"
-    with open(said, "w") as err, subprocess.Popen(argv, cwd=folder, env=environment, stderr=err) as running:
+    with (
+        open(said, "w") as err,
+        subprocess.Popen(argv, cwd=folder, env=environment, stderr=err) as running,
+    ):
         running.said = said
         yield running
 
@@ -33,7 +43,8 @@ def finish(folder, *words, code=None):
 
 
 def kill(folder, least, later, *words, code=None):
-    """Kill the command `later` seconds after `least` records are there; it must not have come to its end by then."""
+    """Kill the command `later` seconds after `least` records are there; it must not have come to
+    its end by then."""
     deadline = time.monotonic() + 240
     with started(folder, *words, code=code) as running:
         while count(folder) < least and running.poll() is None:
@@ -58,12 +69,17 @@ def count(folder):
 def recorded(folder):
     """Every records file as it is, without a last line that was cut off."""
     whole = {path: path.read_bytes() for path in sorted(folder.rglob(RECORDS))}
-    return {path.relative_to(folder).as_posix(): text[: text.rfind(b"\n") + 1] for path, text in whole.items()}
+    return {
+        path.relative_to(folder).as_posix(): text[: text.rfind(b"\n") + 1]
+        for path, text in whole.items()
+    }
 
 
 def without_times(folder):
     """All records below, less what tells when and how fast they came about."""
-    return {path: [_timeless(record) for record in read(folder / path)] for path in recorded(folder)}
+    return {
+        path: [_timeless(record) for record in read(folder / path)] for path in recorded(folder)
+    }
 
 
 def _timeless(record):

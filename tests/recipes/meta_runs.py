@@ -27,11 +27,14 @@ SIZES = {
     "seed": 3,
 }
 TINY = replace(META_RECIPES["lopt-a-digits"][1], **SIZES)
-FLAGS = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+FLAGS = [
+    word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", str(value))
+]
 
 
 class Watcher:
-    """Notes all it is told, asks to stop after so many bursts of steps, and lets a clock run meanwhile."""
+    """Notes all it is told, asks to stop after so many bursts of steps, and lets a clock run
+    meanwhile."""
 
     def __init__(self, leave_at=10**9, clock=None, seconds=0.0):
         self.begun, self.losses, self.norms, self.judgements, self.notes = None, [], [], [], []

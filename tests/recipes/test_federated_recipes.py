@@ -1,4 +1,5 @@
-"""Populations through configs, folders and cards: written down, read back, and gone on with to the same bits."""
+"""Populations through configs, folders and cards: written down, read back, and gone on with to the
+same bits."""
 
 import json
 import shlex
@@ -39,7 +40,11 @@ def quick():
 
 
 def test_the_command_gives_the_config_back():
-    for config in (SMALL, RECIPES["federated-fmnist"][1], replace(SMALL, federated=Federated(7, weighting="fednova"))):
+    for config in (
+        SMALL,
+        RECIPES["federated-fmnist"][1],
+        replace(SMALL, federated=Federated(7, weighting="fednova")),
+    ):
         words = shlex.split(command_of(config))
         assert "--federated.clients" in words
         assert tyro.cli(CompareConfig, args=words[2:]) == config
@@ -49,7 +54,9 @@ def test_the_command_gives_the_config_back():
 def test_recipes_are_of_methods_that_there_are(name):
     config = RECIPES[name][1]
     assert config.federated.alpha == 0.1
-    assert len({parse_method(spec, config.workers).label for spec in config.optimizers}) == len(config.optimizers)
+    assert len({parse_method(spec, config.workers).label for spec in config.optimizers}) == len(
+        config.optimizers
+    )
 
 
 @pytest.mark.slow
@@ -59,7 +66,9 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(tmp_path, quick):
         compare(replace(SMALL, out=tmp_path / "cut"), stop=lambda: next(looks, True))
     _, records = resume(tmp_path / "cut")
     _, whole = compare(replace(SMALL, out=tmp_path / "whole"))
-    digests = [[r["params_sha256"] for r in found if r["kind"] == "method"] for found in (records, whole)]
+    digests = [
+        [r["params_sha256"] for r in found if r["kind"] == "method"] for found in (records, whole)
+    ]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 2
     assert records[0]["config"]["local_steps"] == 4  # what the data gives
@@ -78,10 +87,21 @@ def test_records_from_before_there_were_populations_have_none():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"alfa": 1}, {"alpha": "0.1"}, {"clients": [4]}, {"clients": None}, {"spread": None}, ["alpha"], "alpha"]
+    "bad",
+    [
+        {"alfa": 1},
+        {"alpha": "0.1"},
+        {"clients": [4]},
+        {"clients": None},
+        {"spread": None},
+        ["alpha"],
+        "alpha",
+    ],
 )
 def test_a_population_that_cannot_be_read_is_refused(bad, tmp_path, raises_clearly):
-    with raises_clearly("r", next(iter(bad)) if isinstance(bad, dict) else "no table of settings", "start anew"):
+    with raises_clearly(
+        "r", next(iter(bad)) if isinstance(bad, dict) else "no table of settings", "start anew"
+    ):
         read_federated({"federated": bad}, "r")
 
 
@@ -89,7 +109,9 @@ def test_a_population_that_cannot_be_read_is_refused(bad, tmp_path, raises_clear
 @pytest.mark.slow
 def test_a_learned_servers_card_says_which_population_it_was_trained_on(tmp_path):
     population = Federated(20, 0.5, dropout=0.2)
-    config = replace(TINY, federated=population, workers=3, steps=2, judge_every=1, out=tmp_path / "m")
+    config = replace(
+        TINY, federated=population, workers=3, steps=2, judge_every=1, out=tmp_path / "m"
+    )
     folder, records = meta_train(config)
     card = load(str(folder / "best.safetensors")).card
     (row,) = card.trained_on

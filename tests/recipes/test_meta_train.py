@@ -1,4 +1,5 @@
-"""The runner of meta-training: what it leaves behind, stopping and going on to the same bits, and refusals."""
+"""The runner of meta-training: what it leaves behind, stopping and going on to the same bits, and
+refusals."""
 
 import json
 import math
@@ -48,7 +49,8 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_hand():
-    """The same training without the runner: φ after each step, its losses and norms, and the trainer."""
+    """The same training without the runner: φ after each step, its losses and norms, and the
+    trainer."""
     outer, inner = TINY.outer(), parse_inner("digits-mlp", TINY)
     trainer = MetaTrainer([make_task("digits-mlp")], TINY.learned(), [inner], outer)
     state, thetas, seen = trainer.start(TINY.seed), [], []
@@ -61,10 +63,14 @@ def by_hand():
 
 def timeless(records):
     drop = {"seconds", "rounds_per_second"}
-    return [{key: value for key, value in r.items() if key not in drop} for r in records if r["kind"] != "run"]
+    return [
+        {key: value for key, value in r.items() if key not in drop}
+        for r in records
+        if r["kind"] != "run"
+    ]
 
 
-# --- what a run leaves behind -----------------------------------------------------------------------------------------
+# --- what a run leaves behind ---------------------------------------------------------------------
 
 
 def test_the_records_tell_the_whole_run(whole, by_hand):
@@ -80,7 +86,9 @@ def test_the_records_tell_the_whole_run(whole, by_hand):
     spans = [(r["begin"], r["end"]) for r in records if r["kind"] == "progress"]
     assert spans == [(0, 2), (2, 4), (4, 6), (6, 8)]
     loss, norm = history(records)
-    np.testing.assert_allclose(np.hstack([loss, norm]), by_hand[2], rtol=1e-5)  # records keep 6 digits
+    np.testing.assert_allclose(
+        np.hstack([loss, norm]), by_hand[2], rtol=1e-5
+    )  # records keep 6 digits
     np.testing.assert_array_equal(np.stack([watcher.losses, watcher.norms], axis=1), by_hand[2])
     assert watcher.begun == (0, 2 * 2 * 2)
     assert (records[-1]["steps"], watcher.notes) == (8, [])
@@ -94,7 +102,9 @@ def test_the_judge_scores_whole_runs_on_its_own_seeds(whole, by_hand):
     for step in (4, 8):
         (curves,) = trainer.judge(thetas[step - 1], 1)
         assert curves.shape == (1, 8)
-        means = [float(curves[0, :end].astype(np.float64).mean()) for end in (4, 5, 6, 8)]  # geometric from 4 to 8
+        means = [
+            float(curves[0, :end].astype(np.float64).mean()) for end in (4, 5, 6, 8)
+        ]  # geometric from 4 to 8
         expected.append(np.mean(means) / math.log(10))
     judged = [r for r in records if r["kind"] == "judged"]
     assert [r["step"] for r in judged] == [4, 8]
@@ -113,8 +123,12 @@ def test_the_files_hold_phi(whole, by_hand):
     saved = weights(folder / CHECKPOINT)
     for name in thetas[0]:
         np.testing.assert_array_equal(saved[f"['state'].theta['{name}']"], thetas[7][name])
-        np.testing.assert_array_equal(weights(folder / "last.safetensors")[f"['{name}']"], thetas[7][name])
-        np.testing.assert_array_equal(weights(folder / "best.safetensors")[f"['{name}']"], thetas[best_step - 1][name])
+        np.testing.assert_array_equal(
+            weights(folder / "last.safetensors")[f"['{name}']"], thetas[7][name]
+        )
+        np.testing.assert_array_equal(
+            weights(folder / "best.safetensors")[f"['{name}']"], thetas[best_step - 1][name]
+        )
     card = zoo.load(folder / "best.safetensors").card
     assert (card.name, card.outer_steps, card.horizon, card.pairs) == ("best", best_step, [4, 8], 2)
     assert (card.truncation, card.meta_seed, card.estimator) == (2, 3, "pes")
@@ -129,7 +143,9 @@ def test_the_files_hold_phi(whole, by_hand):
 
 def test_several_tasks_and_an_average_are_recorded_apart(tmp_path):
     tasks = ("digits-mlp:width=4@workers=1", "digits-mlp:width=4@workers=3,gamma=0.2")
-    config = replace(TINY, architecture="lopt", tasks=tasks, average=0.5, steps=2, judge_every=2, out=tmp_path)
+    config = replace(
+        TINY, architecture="lopt", tasks=tasks, average=0.5, steps=2, judge_every=2, out=tmp_path
+    )
     watcher = Watcher()
     folder, records = meta_train(config, observer=watcher)
     loss, norm = history(records)
@@ -140,10 +156,13 @@ def test_several_tasks_and_an_average_are_recorded_apart(tmp_path):
     assert all(len(r["final_losses"]) == 2 for r in judged)
     assert records[-1]["best_score"] == min(r["score"] for r in judged)
     assert watcher.begun == (0, 2 * 2 * 2 * 2)
-    assert [row["workers"] for row in zoo.load(folder / "best.safetensors").card.trained_on] == [1, 3]
+    assert [row["workers"] for row in zoo.load(folder / "best.safetensors").card.trained_on] == [
+        1,
+        3,
+    ]
 
 
-# --- stopping and going on --------------------------------------------------------------------------------------------
+# --- stopping and going on ------------------------------------------------------------------------
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(whole, tmp_path):
@@ -198,7 +217,9 @@ def test_a_run_begins_from_given_weights_also_if_it_died_at_once(whole, tmp_path
 def test_minutes_stop_a_run_and_lose_nothing(whole, tmp_path, monkeypatch, raises_clearly):
     clock, folder = Clock(), tmp_path / "a run"
     monkeypatch.setattr("laconic.recipes.meta_train.time", clock)
-    with raises_clearly("1 minutes are too few", "took 100.0 s", f"--resume '{folder}' --minutes 3.4") as info:
+    with raises_clearly(
+        "1 minutes are too few", "took 100.0 s", f"--resume '{folder}' --minutes 3.4"
+    ) as info:
         meta_train(replace(TINY, minutes=1, out=folder), observer=Watcher(clock=clock, seconds=100))
     assert not isinstance(info.value, Interrupted)
     assert checkpoint.peek(folder / CHECKPOINT)["done"] == 1
@@ -212,16 +233,19 @@ def test_minutes_stop_a_run_and_lose_nothing(whole, tmp_path, monkeypatch, raise
     assert timeless(records)[-1] == timeless(whole[1])[-1]
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
-TANH = "digits-mlp:width=4,activation=tanh"  # a ReLU may be on the other side of its corner in another program
+# a ReLU may be on the other side of its corner in another program
+TANH = "digits-mlp:width=4,activation=tanh"
 
 
 def test_eight_devices_give_the_gradient_of_one():
-    """Differences of losses are divided by 2σ², so with σ = 0.1 rounding grows 50-fold only, and 1e-5 is a fair bound.
+    """Differences of losses are divided by 2σ², so with σ = 0.1 rounding grows 50-fold only, and
+    1e-5 is a fair bound.
 
-    At σ = 0.01 it would grow 5000-fold. The first moment of AdamW is 0.1 of the gradient, here not clipped.
+    At σ = 0.01 it would grow 5000-fold. The first moment of AdamW is 0.1 of the gradient, here not
+    clipped.
     """
     config = replace(TINY, architecture="lopt", tasks=(TANH,), pairs=8, sigma=0.1, clip=0.0)
     found = []
@@ -229,7 +253,9 @@ def test_eight_devices_give_the_gradient_of_one():
         trainer, _ = _prepare(replace(config, devices=devices))
         state, progress = trainer.advance(trainer.start(7))
         assert len(state.estimators[0].clock.done.sharding.device_set) == devices
-        found.append(jax.device_get((state.adamw[0].mu, state.theta, progress, state.estimators[0].clock)))
+        found.append(
+            jax.device_get((state.adamw[0].mu, state.theta, progress, state.estimators[0].clock))
+        )
     (mu_1, theta_1, progress_1, clock_1), (mu_8, theta_8, progress_8, clock_8) = found
     assert float(progress_1.norm[0]) > 0
     assert_close(mu_8, mu_1, 1e-5)
@@ -239,7 +265,7 @@ def test_eight_devices_give_the_gradient_of_one():
     jax.tree.map(np.testing.assert_array_equal, clock_8, clock_1)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +273,10 @@ def test_eight_devices_give_the_gradient_of_one():
     [
         ({"tasks": ()}, ["at least one task"]),
         ({"tasks": ("digits-mpl",)}, ["unknown task", "Did you mean 'digits-mlp'?"]),
-        ({"tasks": ("digits-mlp@wokers=2",)}, ["option of task digits-mlp", "Did you mean 'workers'?"]),
+        (
+            {"tasks": ("digits-mlp@wokers=2",)},
+            ["option of task digits-mlp", "Did you mean 'workers'?"],
+        ),
         ({"tasks": ("digits-mlp@workers",)}, ["'workers' is not option=value"]),
         ({"tasks": ("digits-mlp@workers=two",)}, ["workers must be a number", "'two'"]),
         ({"tasks": ("digits-mlp@workers=0",)}, ["workers must be positive"]),
@@ -286,7 +315,9 @@ def test_weights_of_another_kind_or_damaged_are_refused(whole, tmp_path, raises_
     path = tmp_path / "other.safetensors"
 
     def begin(**changes):
-        meta_train(replace(TINY, init=str(path), out=tmp_path / "run", **changes), observer=Watcher())
+        meta_train(
+            replace(TINY, init=str(path), out=tmp_path / "run", **changes), observer=Watcher()
+        )
 
     zoo.publish(path, LAGG_A, made_up_weights(LAGG_A), a_card(LAGG_A))
     with raises_clearly("other.safetensors", "its architecture is lagg-a", "this run's is lopt-a"):
@@ -322,12 +353,18 @@ def test_a_folder_without_meta_training_cannot_go_on(tmp_path, raises_clearly):
         resume_meta_train(tmp_path / "nowhere", observer=Watcher())
     with raises_clearly("cannot read"):
         resume_meta_train(tmp_path / ("x" * 300), observer=Watcher())
-    for line in ("{}", '{"kind": "run"}', '{"kind": "run", "config": [], "sources": [], "provenance": {}}'):
+    for line in (
+        "{}",
+        '{"kind": "run"}',
+        '{"kind": "run", "config": [], "sources": [], "provenance": {}}',
+    ):
         (tmp_path / RECORDS).write_text(line + "\n")
         with raises_clearly("no records of meta-training"):
             resume_meta_train(tmp_path, observer=Watcher())
     other = tmp_path / "other"
-    compare(CompareConfig(optimizers=("local-sgd",), workers=2, rounds=2, seeds=1, batch=2, out=other))
+    compare(
+        CompareConfig(optimizers=("local-sgd",), workers=2, rounds=2, seeds=1, batch=2, out=other)
+    )
     before = {path.name: path.read_bytes() for path in other.iterdir()}
     with raises_clearly("no records of meta-training"):
         resume_meta_train(other, observer=Watcher())
@@ -360,7 +397,7 @@ def test_a_checkpoint_of_other_settings_is_refused(whole, tmp_path, raises_clear
         resume_meta_train(folder, observer=Watcher())
 
 
-# --- recipes ----------------------------------------------------------------------------------------------------------
+# --- recipes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", META_RECIPES)
@@ -369,16 +406,28 @@ def test_a_recipe_is_valid(name):
     assert summary
     outer, inners, learned = config.outer(), config.inners(), config.learned()
     assert outer.truncation <= outer.horizon.longest
-    assert name.removeprefix("fed").startswith(config.architecture.removesuffix("-a" if "fed" in name else ""))
+    assert name.removeprefix("fed").startswith(
+        config.architecture.removesuffix("-a" if "fed" in name else "")
+    )
     assert config.federated.active == name.startswith("fed")
-    assert learned.workers == (inners[0].workers if config.architecture.startswith("lagg") else None)
+    assert learned.workers == (
+        inners[0].workers if config.architecture.startswith("lagg") else None
+    )
     assert config.out is None
 
 
 def test_a_task_says_its_own_numbers():
     config = MetaConfig(workers=8, gamma=0.1)
-    inner = parse_inner("digits-mlp:width=4@workers=3,gamma=0.2,local=adamw,compress=topk:0.1+ef,dropout=0.5", config)
-    assert (inner.task, inner.workers, inner.local_steps, inner.batch) == ("digits-mlp:width=4", 3, 4, 128)
+    inner = parse_inner(
+        "digits-mlp:width=4@workers=3,gamma=0.2,local=adamw,compress=topk:0.1+ef,dropout=0.5",
+        config,
+    )
+    assert (inner.task, inner.workers, inner.local_steps, inner.batch) == (
+        "digits-mlp:width=4",
+        3,
+        4,
+        128,
+    )
     assert (inner.local.name, inner.local.learning_rate) == ("adamw", 0.2)
     assert (inner.compress, inner.dropout, inner.objective) == ("topk:0.1+ef", 0.5, "train")
     assert parse_inner("digits-mlp", config).workers == 8
@@ -386,6 +435,8 @@ def test_a_task_says_its_own_numbers():
 
 def test_workers_that_clip_and_decay():
     config = MetaConfig(local_clip=1.5, local_decay=0.01)
-    assert parse_inner("digits-mlp", config).local == LocalOptimizer("sgd", 0.3, weight_decay=0.01, clip=1.5)
+    assert parse_inner("digits-mlp", config).local == LocalOptimizer(
+        "sgd", 0.3, weight_decay=0.01, clip=1.5
+    )
     own = parse_inner("digits-mlp@local_clip=0,local_decay=0.2", config).local
     assert (own.clip, own.weight_decay) == (0.0, 0.2)

@@ -26,7 +26,9 @@ def task():
     def loss(params, batch):
         return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
 
-    return plain_task("least-squares", lambda key: {"w": jax.random.normal(key, (4,))}, loss, {"x": X, "y": Y})
+    return plain_task(
+        "least-squares", lambda key: {"w": jax.random.normal(key, (4,))}, loss, {"x": X, "y": Y}
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -75,7 +77,9 @@ def test_synchronous_adam_is_adam_on_the_big_batch(task):
         gradient = 2 * x.T @ (x @ np.asarray(w["w"], float) - y) / len(rows)
         updates, opt = adam.update({"w": jnp.asarray(gradient, jnp.float32)}, opt, w)
         w, state = optax.apply_updates(w, updates), state._replace(round=state.round + 1)
-    np.testing.assert_allclose(np.asarray(chunk.state.shared.params["w"][0]), np.asarray(w["w"]), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(chunk.state.shared.params["w"][0]), np.asarray(w["w"]), rtol=1e-5
+    )
 
 
 def test_small_batch_sgd_takes_all_steps_in_one_place(task):
@@ -128,7 +132,7 @@ def test_bad_specs_say_what_is_wrong(spec, parts, raises_clearly):
         parse_method(spec, 2)
 
 
-# --- published optimizers ---------------------------------------------------------------------------------------------
+# --- published optimizers -------------------------------------------------------------------------
 
 LOCAL = LocalOptimizer("sgd", 0.07, weight_decay=0.01, clip=1.25)
 
@@ -140,7 +144,9 @@ def shelf(tmp_path, monkeypatch):
     monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
     card = {"local": asdict(LOCAL), "summary": "for tests"}
     zoo.publish(folder / "made-up.safetensors", LOPT_A, weights(), a_card(name="made-up", **card))
-    zoo.publish(folder / "eight.safetensors", LAGG_A, weights(LAGG_A), a_card(LAGG_A, name="eight", **card))
+    zoo.publish(
+        folder / "eight.safetensors", LAGG_A, weights(LAGG_A), a_card(LAGG_A, name="eight", **card)
+    )
     return folder
 
 
@@ -167,7 +173,9 @@ def by_hand(w, batches, gamma, clip, decay):
         (":clip=0,decay=0", (0.07, 0.0, 0.0)),
     ],
 )
-def test_the_local_optimizer_is_the_cards_unless_the_spec_says_otherwise(shelf, task, by_path, options, numbers):
+def test_the_local_optimizer_is_the_cards_unless_the_spec_says_otherwise(
+    shelf, task, by_path, options, numbers
+):
     name = str(shelf / "made-up.safetensors") if by_path else "made-up"
     method = parse_method(name + options, 5)
     assert (method.name, method.label) == (name, name + options)
@@ -188,12 +196,19 @@ def final_weights(task, method, K):
     ("spec", "learned", "K", "knobs"),
     [
         ("made-up", LOPT_A, 3, {}),
-        ("{shelf}/eight.safetensors:scale=0.5,weight_decay=0.125", LAGG_A, 8, {"scale": 0.5, "weight_decay": 0.125}),
+        (
+            "{shelf}/eight.safetensors:scale=0.5,weight_decay=0.125",
+            LAGG_A,
+            8,
+            {"scale": 0.5, "weight_decay": 0.125},
+        ),
         ("eight:fill=zero", LAGG_A, 8, {"fill": "zero"}),
     ],
     ids=["by-name", "by-path", "filled"],
 )
-def test_a_published_optimizer_is_its_weights_bit_for_bit(spec, learned, K, knobs, shelf, task, monkeypatch):
+def test_a_published_optimizer_is_its_weights_bit_for_bit(
+    spec, learned, K, knobs, shelf, task, monkeypatch
+):
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
     theta = {part: jnp.asarray(x) for part, x in weights(learned).items()}
     direct = local_method("direct", LOCAL, learned(theta, **knobs))
@@ -205,7 +220,11 @@ def test_published_options_labels_and_horizon(shelf):
     assert options_of("made-up") == {"gamma": 0.07, "scale": 1.0, "weight_decay": 0.0}
     method = parse_method("made-up:compress=topk:0.5+ef,label=mine", 3)
     assert (method.name, method.label, method.compressor.name) == ("made-up", "mine", "topk:0.5+ef")
-    assert (method.outer.combine, method.outer.workers, method.outer.horizon) == ("mean", None, 1000)
+    assert (method.outer.combine, method.outer.workers, method.outer.horizon) == (
+        "mean",
+        None,
+        1000,
+    )
     method = parse_method("eight", 8)
     assert (method.outer.combine, method.outer.workers) == ("gather", 8)
     assert {name: entry.summary for name, entry in published_methods().items()} == {
@@ -219,7 +238,9 @@ def test_published_optimizers_that_cannot_be_used_say_so(shelf, raises_clearly):
         parse_method("eight", 3)
     with raises_clearly("cannot serve 2"):
         parse_method(str(shelf / "eight.safetensors"), 2)
-    with raises_clearly("unknown optimizer 'made-dup'", "Did you mean 'made-up'?", "eight", "slowmo"):
+    with raises_clearly(
+        "unknown optimizer 'made-dup'", "Did you mean 'made-up'?", "eight", "slowmo"
+    ):
         parse_method("made-dup", 3)
     with raises_clearly("option of made-up", "Did you mean 'scale'?"):
         parse_method("made-up:scales=2", 3)

@@ -9,8 +9,19 @@ from tests.recipes.killed import count, finish, kill, recorded, without_times
 
 POINTS, AT_ONCE, KILLS = 12, 2, 3
 GRID = f"gamma={','.join(str(i / 100) for i in range(1, POINTS + 1))}"
-SIZES = {"task": "digits-mlp:width=8", "workers": 2, "local-steps": 2, "batch": 8, "rounds": 500, "seeds": 2}
-RUN = ["sweep", "local-sgd", *(word for name, value in SIZES.items() for word in (f"--{name}", value))]
+SIZES = {
+    "task": "digits-mlp:width=8",
+    "workers": 2,
+    "local-steps": 2,
+    "batch": 8,
+    "rounds": 500,
+    "seeds": 2,
+}
+RUN = [
+    "sweep",
+    "local-sgd",
+    *(word for name, value in SIZES.items() for word in (f"--{name}", value)),
+]
 RUN += ["--grid", GRID, "--points-at-once", AT_ONCE, "--out", "run"]
 
 
@@ -25,7 +36,9 @@ def test_a_sweep_killed_at_random_points_ends_like_an_undisturbed_one(tmp_path):
         kill(cut, max(least, count(cut) + 1), chance.uniform(0, 0.2), *command)
         left = recorded(cut)
         assert b'"ranking"' not in left["run/records.jsonl"], "it had finished before it was killed"
-        assert all(left[path].startswith(text) for path, text in begun.items()), "a finished point was run again"
+        assert all(left[path].startswith(text) for path, text in begun.items()), (
+            "a finished point was run again"
+        )
         begun, command = left, ["sweep", "--resume", "run"]
     finish(cut, *command)
     assert recorded(cut)["run/records.jsonl"].startswith(begun["run/records.jsonl"])

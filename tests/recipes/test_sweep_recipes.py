@@ -1,4 +1,5 @@
-"""Sweeps by name and from text: the paper's grids, a run in its folder, going on again, and refusals."""
+"""Sweeps by name and from text: the paper's grids, a run in its folder, going on again, and
+refusals."""
 
 import itertools
 import json
@@ -35,7 +36,10 @@ Y = (X @ np.arange(1, 6, dtype=np.float32) / 5).astype(np.float32)
 SMALL = SweepConfig(
     method="slowmo",
     grid=("gamma=0.05,0.2", "alpha=0.05/gamma,0.02/gamma", "beta=0,0.5"),
-    points=("gamma=1e4,alpha=1,beta=0.5", "gamma=0.05,alpha=0.05/gamma,beta=0"),  # one diverges, one is on the grid
+    points=(
+        "gamma=1e4,alpha=1,beta=0.5",
+        "gamma=0.05,alpha=0.05/gamma,beta=0",
+    ),  # one diverges, one is on the grid
     workers=2,
     local_steps=2,
     batch=8,
@@ -44,7 +48,9 @@ SMALL = SweepConfig(
     first_seed=3,
     points_at_once=4,
 )
-BY_HAND = [(g, a / g, b) for g in (0.05, 0.2) for a in (0.05, 0.02) for b in (0.0, 0.5)] + [(1e4, 1.0, 0.5)]
+BY_HAND = [(g, a / g, b) for g in (0.05, 0.2) for a in (0.05, 0.02) for b in (0.0, 0.5)] + [
+    (1e4, 1.0, 0.5)
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,10 +105,20 @@ def timeless(records):
 def test_the_folder_holds_what_was_promised(finished):
     folder, records = finished
     assert [r["kind"] for r in records] == ["run", *["point"] * 9, "ranking"]
-    assert {path.name for path in folder.iterdir()} == {RECORDS, "command.txt", "ranking.md", "ranking.png"}
+    assert {path.name for path in folder.iterdir()} == {
+        RECORDS,
+        "command.txt",
+        "ranking.md",
+        "ranking.png",
+    }
     assert all(path.stat().st_size > 0 for path in folder.iterdir())
     run = records[0]
-    assert run["task"] == {"name": "fit", "parameters": 5, "classes": None, "source": "given by the caller"}
+    assert run["task"] == {
+        "name": "fit",
+        "parameters": 5,
+        "classes": None,
+        "source": "given by the caller",
+    }
     assert run["grid_points"] == 8
     assert (run["config"]["method"], run["config"]["seeds"]) == ("slowmo", 2)
     assert {"versions", "device", "commit", "started"} <= set(run["provenance"])
@@ -115,9 +131,13 @@ def test_the_ranking_is_that_of_single_runs(finished, task):
     _, records = finished
     points, diverged, ranking = records[1:-2], records[-2], records[-1]
     for record in points[::3]:
-        single = Simulation(task, parse_method(record["label"], 2), Setting(2, 2, 8, 12, (3, 4), 12))
+        single = Simulation(
+            task, parse_method(record["label"], 2), Setting(2, 2, 8, 12, (3, 4), 12)
+        )
         curve = next(single.run(single.start())).losses.astype(float).mean(axis=(0, 2))
-        assert record["minimum"] == pytest.approx(min(curve[t - 9 : t + 1].mean() for t in (9, 10, 11)), rel=1e-5)
+        assert record["minimum"] == pytest.approx(
+            min(curve[t - 9 : t + 1].mean() for t in (9, 10, 11)), rel=1e-5
+        )
     assert [record["diverged"] for record in points] == [[False, False]] * 8
     assert (diverged["diverged"], diverged["final"]) == ([True, True], None)
     lowest = [record["minimum"] for record in points]
@@ -144,7 +164,7 @@ def test_going_on_with_a_finished_sweep_changes_nothing(finished, task):
     assert (folder / RECORDS).read_bytes() == before
 
 
-# --- grids ------------------------------------------------------------------------------------------------------------
+# --- grids ----------------------------------------------------------------------------------------
 
 
 def test_a_grid_is_a_product():
@@ -158,12 +178,19 @@ def test_the_papers_grids_are_complete():
     betas = [0.99, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5]
     gammas = [1, 0.5, 0.3, 0.1]
     _, _, grid, extra = recipe._parsed(SWEEPS["slowmo"][1])
-    assert [tuple(p.values()) for p in grid] == [(g, r / g, b) for g, r, b in itertools.product(gammas, rates, betas)]
+    assert [tuple(p.values()) for p in grid] == [
+        (g, r / g, b) for g, r, b in itertools.product(gammas, rates, betas)
+    ]
     assert [tuple(p.values()) for p in extra] == [(0.3, 0.01, 0.8), (0.1, 5, 0.3), (0.3, 1.66, 0.9)]
     for name in ("sgd", "adam"):
         assert recipe._parsed(SWEEPS[name][1])[2:] == ([{"alpha": rate} for rate in rates], [])
-    assert recipe._parsed(SWEEPS["local-sgd"][1])[2:] == ([{"gamma": gamma} for gamma in gammas], [])
-    coarse, short = (recipe._parsed(SWEEPS[name][1])[2] for name in ("slowmo-coarse", "slowmo-short"))
+    assert recipe._parsed(SWEEPS["local-sgd"][1])[2:] == (
+        [{"gamma": gamma} for gamma in gammas],
+        [],
+    )
+    coarse, short = (
+        recipe._parsed(SWEEPS[name][1])[2] for name in ("slowmo-coarse", "slowmo-short")
+    )
     assert (len(coarse), len(short)) == (80, 48)
     assert all(point in grid for point in [*coarse, *short])
 
@@ -207,7 +234,9 @@ def test_every_family_has_a_recipe():
     assert all(family in SWEEPS for family in FAMILIES)
 
 
-@pytest.mark.parametrize(("rounds", "lengths"), [(7, {7}), (240, {80}), (101, {100, 1}), (1000, {100})])
+@pytest.mark.parametrize(
+    ("rounds", "lengths"), [(7, {7}), (240, {80}), (101, {100, 1}), (1000, {100})]
+)
 def test_segments_have_one_length_where_they_can(rounds, lengths):
     assert set(recipe._parsed(replace(SMALL, rounds=rounds))[0].chunks) == lengths
 
@@ -225,7 +254,7 @@ def test_the_command_gives_the_config_back():
         assert tyro.cli(SweepConfig, args=words[2:]) == config
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +276,10 @@ def test_the_command_gives_the_config_back():
         ({"compress": "topk:2"}, ["topk:2"]),
         ({"compress": "topl:0.1"}, ["compressor", "topl:0.1"]),
         ({"method": "slowmo"}, ["give alpha, beta too"]),
-        ({"method": "slowmo", "grid": ("gamma=0", "alpha=1/gamma", "beta=0")}, ["alpha", "1/gamma"]),
+        (
+            {"method": "slowmo", "grid": ("gamma=0", "alpha=1/gamma", "beta=0")},
+            ["alpha", "1/gamma"],
+        ),
         ({"points": ("gamma=0",)}, ["gamma must be positive"]),
         ({"points": ("gamma",)}, ["name=value"]),
         ({"points_at_once": 0}, ["points_at_once", "positive"]),
@@ -277,7 +309,10 @@ def test_a_used_folder_is_not_touched(task, tmp_path, raises_clearly):
 
 def test_ranking_by_a_split_that_is_not_there_is_refused(tmp_path, raises_clearly):
     bare = plain_task(
-        "bare", lambda key: {"w": jnp.zeros(5)}, lambda params, batch: params["w"].sum(), {"x": X, "y": Y}
+        "bare",
+        lambda key: {"w": jnp.zeros(5)},
+        lambda params, batch: params["w"].sum(),
+        {"x": X, "y": Y},
     )
     with raises_clearly("bare", "validation split"):
         sweep(replace(SMALL, rank_by="valid", out=tmp_path / "run"), bare)
@@ -287,17 +322,28 @@ def test_ranking_by_a_split_that_is_not_there_is_refused(tmp_path, raises_clearl
 def test_a_folder_without_a_sweep_cannot_go_on(task, finished, tmp_path, raises_clearly):
     with raises_clearly("nothing to resume"):
         resume_sweep(tmp_path)
-    for line in ("{}", '{"kind": "run"}', '{"kind": "run", "grid_points": 1, "config": [], "task": {}}'):
+    for line in (
+        "{}",
+        '{"kind": "run"}',
+        '{"kind": "run", "grid_points": 1, "config": [], "task": {}}',
+    ):
         (tmp_path / RECORDS).write_text(line + "\n")
         with raises_clearly("cannot be resumed"):
             resume_sweep(tmp_path)
     other = tmp_path / "other"
-    compare(CompareConfig(optimizers=("local-sgd:gamma=0.05",), workers=2, rounds=4, seeds=1, out=other), task)
+    compare(
+        CompareConfig(
+            optimizers=("local-sgd:gamma=0.05",), workers=2, rounds=4, seeds=1, out=other
+        ),
+        task,
+    )
     with raises_clearly("no records of a sweep"):
         resume_sweep(other, task)
 
 
-def test_a_damaged_line_is_named_and_what_is_deleted_is_run_again(finished, task, tmp_path, raises_clearly):
+def test_a_damaged_line_is_named_and_what_is_deleted_is_run_again(
+    finished, task, tmp_path, raises_clearly
+):
     folder = tmp_path / "run"
     shutil.copytree(finished[0], folder)
     lines = (folder / RECORDS).read_text().splitlines(keepends=True)

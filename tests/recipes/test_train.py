@@ -1,4 +1,5 @@
-"""`laconic.recipes.train`: the simulator's numbers, what is written, stopping, going on, and refusing."""
+"""`laconic.recipes.train`: the simulator's numbers, what is written, stopping, going on, and
+refusing."""
 
 import errno
 import os
@@ -31,7 +32,9 @@ from laconic.zoo import load
 from tests.outer.trees import QUICK
 from tests.recipes import killed
 
-SMALL = TrainConfig("digits-mlp:width=4", "slowmo:gamma=0.3,beta=0.5", workers=3, local_steps=2, batch=4, rounds=8)
+SMALL = TrainConfig(
+    "digits-mlp:width=4", "slowmo:gamma=0.3,beta=0.5", workers=3, local_steps=2, batch=4, rounds=8
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,15 +58,24 @@ def test_training_is_the_simulator_and_all_of_it_is_written_down(tmp_path):
     np.testing.assert_allclose(losses, chunk.losses[0], rtol=1e-5)
     shared = jax.tree.map(lambda x: np.asarray(x[0]), chunk.state.shared)
     weights = load_file(folder / "weights.safetensors")
-    wanted = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shared)}
+    wanted = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shared)
+    }
     assert weights.keys() == wanted.keys()
     for name, leaf in wanted.items():
         np.testing.assert_allclose(weights[name], leaf, rtol=1e-5, atol=1e-7)
     header, summary = records[0], records[-1]
-    assert (header["kind"], header["engine"], header["command"]) == ("run", "simulated", "laconic train …")
+    assert (header["kind"], header["engine"], header["command"]) == (
+        "run",
+        "simulated",
+        "laconic train …",
+    )
     assert header["task"]["name"] == config.task
     assert header["provenance"]["versions"]["jax"] == jax.__version__
-    assert summary["loss"] == pytest.approx(chunk.losses[0].mean(), rel=1e-5)  # fewer rounds than the window
+    assert summary["loss"] == pytest.approx(
+        chunk.losses[0].mean(), rel=1e-5
+    )  # fewer rounds than the window
     assert summary["message_bits"] == method.compressor.bits(shared.params)
     heldout = heldout_metrics(task, chunk.state.shared._replace(params=shared.params))
     assert summary["heldout"]["accuracy"] == pytest.approx(float(heldout["accuracy"]), abs=1e-6)
@@ -114,7 +126,10 @@ def test_a_full_disk_stops_nothing_until_the_end(tmp_path, monkeypatch, raises_c
     assert "No space left" in notes[0]
     assert "kept in memory" in notes[0]
     with raises_clearly("No space left"):
-        train(replace(config, out=tmp_path / "lasting"), tell=lambda m: full.__setitem__(0, m.get("round", 0) > 3))
+        train(
+            replace(config, out=tmp_path / "lasting"),
+            tell=lambda m: full.__setitem__(0, m.get("round", 0) > 3),
+        )
     full[0] = False
     _, again = resume_train(tmp_path / "lasting")
     assert again[-1]["final_digests"] == records[-1]["final_digests"]
@@ -122,8 +137,19 @@ def test_a_full_disk_stops_nothing_until_the_end(tmp_path, monkeypatch, raises_c
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_bits(tmp_path):
-    """A real process, killed while it trains; at most the round of its last checkpoint is missing from its records."""
-    words = ["train", "--task", SMALL.task, "--optimizer", "diloco", "--batch", "4", "--rounds", "300"]
+    """A real process, killed while it trains; at most the round of its last checkpoint is missing
+    from its records."""
+    words = [
+        "train",
+        "--task",
+        SMALL.task,
+        "--optimizer",
+        "diloco",
+        "--batch",
+        "4",
+        "--rounds",
+        "300",
+    ]
     words += ["--checkpoint-every", "3"]
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
@@ -135,11 +161,16 @@ def test_a_killed_training_goes_on_to_the_same_bits(tmp_path):
     whole, cut = (read(tmp_path / name / "run" / RECORDS) for name in ("whole", "cut"))
     start = [record["round"] for record in cut if record["kind"] == "start"][-1]
     assert start > 0
-    curves = [{r: (row["digest"], row["loss"]) for r, row in curve_of(records).items()} for records in (whole, cut)]
+    curves = [
+        {r: (row["digest"], row["loss"]) for r, row in curve_of(records).items()}
+        for records in (whole, cut)
+    ]
     assert set(curves[0]) - set(curves[1]) <= {start}
     assert all(curves[0][r] == told for r, told in curves[1].items())
     assert cut[-1]["final_digests"] == whole[-1]["final_digests"]
-    weights = [load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("whole", "cut")]
+    weights = [
+        load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("whole", "cut")
+    ]
     assert weights[0].keys() == weights[1].keys()
     for name, leaf in weights[0].items():
         np.testing.assert_array_equal(weights[1][name], leaf)
@@ -157,7 +188,10 @@ def test_rounds_after_the_checkpoint_are_forgotten(tmp_path):
 def test_every_recipe_can_be_trained_by_real_workers(name):
     _, config = TRAIN_RECIPES[name]
     method, setting = parts_of(config)
-    assert method.budget(setting.workers, setting.local_steps) == (config.workers, config.local_steps)
+    assert method.budget(setting.workers, setting.local_steps) == (
+        config.workers,
+        config.local_steps,
+    )
 
 
 def test_a_config_comes_back_from_its_record_and_from_its_command(tmp_path):
@@ -172,7 +206,11 @@ def test_a_config_comes_back_from_its_record_and_from_its_command(tmp_path):
 
 def test_settings_of_another_version_are_refused(tmp_path, raises_clearly):
     good = to_json(replace(SMALL, out=tmp_path))
-    for bad in (good | {"momentum": 1}, {k: v for k, v in good.items() if k != "seed"}, good | {"seed": "7"}):
+    for bad in (
+        good | {"momentum": 1},
+        {k: v for k, v in good.items() if k != "seed"},
+        good | {"seed": "7"},
+    ):
         with raises_clearly("not those of this version"):
             from_json(bad, tmp_path)
 
@@ -180,14 +218,30 @@ def test_settings_of_another_version_are_refused(tmp_path, raises_clearly):
 def test_a_run_is_named_by_every_number_and_by_no_place(tmp_path, raises_clearly):
     one = run_name(SMALL)
     assert run_name(replace(SMALL, out=tmp_path, checkpoint_every=7)) == one
-    changes = {"task": "digits-mlp", "optimizer": "slowmo", "workers": 4, "local_steps": 3, "batch": 8, "rounds": 9}
+    changes = {
+        "task": "digits-mlp",
+        "optimizer": "slowmo",
+        "workers": 4,
+        "local_steps": 3,
+        "batch": 8,
+        "rounds": 9,
+    }
     changes |= {"seed": 1, "compress": "int8", "norm_limit": 2.0}
-    assert len({one, *(run_name(replace(SMALL, **{name: value})) for name, value in changes.items())}) == 10
+    assert (
+        len({one, *(run_name(replace(SMALL, **{name: value})) for name, value in changes.items())})
+        == 10
+    )
     for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
         (tmp_path / f"{name}.safetensors").write_text(text)
-    named = [run_name(replace(SMALL, optimizer=f"{tmp_path}/{name}.safetensors:scale=2")) for name in "abc"]
+    named = [
+        run_name(replace(SMALL, optimizer=f"{tmp_path}/{name}.safetensors:scale=2"))
+        for name in "abc"
+    ]
     assert named[0] == named[1] != named[2]
-    published = [run_name(replace(SMALL, optimizer=f"{name}:scale=2")) for name in ("lopt-a-digits", "lopt-a-fmnist")]
+    published = [
+        run_name(replace(SMALL, optimizer=f"{name}:scale=2"))
+        for name in ("lopt-a-digits", "lopt-a-fmnist")
+    ]
     assert f'"{load("lopt-a-digits").sha256}:scale=2"' in published[0]
     assert published[0] != published[1]
     with raises_clearly("cannot read the optimizer"):
@@ -206,7 +260,9 @@ def test_a_worker_keeps_to_one_folder(tmp_path):
 def test_a_folder_of_something_else_is_refused(tmp_path, raises_clearly):
     with raises_clearly("nothing to resume"):
         read_header(tmp_path)
-    (tmp_path / RECORDS).write_text('{"kind": "run", "config": {}, "task": {}, "provenance": {}, "command": ""}\n')
+    (tmp_path / RECORDS).write_text(
+        '{"kind": "run", "config": {}, "task": {}, "provenance": {}, "command": ""}\n'
+    )
     with raises_clearly("no records of a training"):
         read_header(tmp_path)
 

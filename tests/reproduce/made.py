@@ -42,7 +42,9 @@ NAMES = ("local-sgd", "slowmo", "lopt-a")
 
 def records(seeds=3, rounds=40, first=0, sent=3_500_352):
     methods = [
-        method_record(first + i, label, seeds, rounds, sent=sent, method=NAMES[i], compressor="dense")
+        method_record(
+            first + i, label, seeds, rounds, sent=sent, method=NAMES[i], compressor="dense"
+        )
         for i, label in enumerate(LABELS)
     ]
     return comparison(methods, reference="Local SGD")
@@ -61,21 +63,35 @@ PAINTED = Experiment(
     "Painted | twice",
     "records that never ran",
     (
-        Panel("a", "First", SMALL, USES, {"SlowMo": Number(2.0, 0.5)}, shown=("train", "test-accuracy", "test-loss")),
+        Panel(
+            "a",
+            "First",
+            SMALL,
+            USES,
+            {"SlowMo": Number(2.0, 0.5)},
+            shown=("train", "test-accuracy", "test-loss"),
+        ),
         Panel("b", "Second", SMALL, USES),
     ),
     says=("it is fast.",),
     leaves_out=("much.",),
-    across=(Across("Bits", "bits"), Across("LOpt-A", "train", ("LOpt-A",)), Across("Speedups", "bars")),
+    across=(
+        Across("Bits", "bits"),
+        Across("LOpt-A", "train", ("LOpt-A",)),
+        Across("Speedups", "bars"),
+    ),
 )
 
 
 @contextmanager
 def quickly():
-    """Little optimising and no report, what takes the time in runs this small; gives the patch, for more."""
+    """Little optimising and no report, what takes the time in runs this small; gives the patch, for
+    more."""
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "write_report", lambda folder, records: (folder / "report.html").touch())
+        patch.setattr(
+            report, "write_report", lambda folder, records: (folder / "report.html").touch()
+        )
         yield patch
     jax.config.update("jax_disable_most_optimizations", False)
 
@@ -85,7 +101,8 @@ class Killed(BaseException):
 
 
 class Watch:
-    """Notes what is begun and how far it was, and calls `at(what, done)` whenever some of it is done."""
+    """Notes what is begun and how far it was, and calls `at(what, done)` whenever some of it is
+    done."""
 
     def __init__(self, at=lambda what, done: None):
         self.begun, self.at, self.title = [], at, ""

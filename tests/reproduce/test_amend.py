@@ -1,4 +1,5 @@
-"""Rows that are added to an experiment that is done, or changed: the others are neither run again nor lost."""
+"""Rows that are added to an experiment that is done, or changed: the others are neither run again
+nor lost."""
 
 import shutil
 from dataclasses import replace
@@ -37,7 +38,9 @@ FEDAVG = "fedavg:gamma=0.2,label=FedAvg"
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
     """Local SGD and SlowMo, as if by another commit → the folder."""
-    folder, _ = carry_out(with_methods(LOCAL, SLOWMO), "full", tmp_path_factory.mktemp("before") / "out")
+    folder, _ = carry_out(
+        with_methods(LOCAL, SLOWMO), "full", tmp_path_factory.mktemp("before") / "out"
+    )
     path = folder / "panels" / "two" / "records.jsonl"
     header, *rest = read(path)
     rewrite(path, [{**header, "provenance": {**header["provenance"], **THEN}}, *rest])
@@ -109,7 +112,11 @@ def test_a_row_with_other_values_is_run_again_and_its_old_record_kept(folder):
 
 
 def test_a_row_by_another_optimizer_of_that_name_is_run_again(tmp_path):
-    asked, folder, watch = with_methods(LOCAL, "lopt-a-digits:label=LOpt-A"), tmp_path / "out", Watch()
+    asked, folder, watch = (
+        with_methods(LOCAL, "lopt-a-digits:label=LOpt-A"),
+        tmp_path / "out",
+        Watch(),
+    )
     carry_out(asked, "full", folder)
     header, local, learned, *rest = panel_of(folder)
     assert local["optimizer_sha256"] is None
@@ -149,8 +156,16 @@ def test_rows_in_another_order_are_run_no_more(folder):
 def test_a_new_row_stands_where_it_was_asked_for(folder):
     _, record = carry_out(with_methods(LOCAL, FEDAVG, SLOWMO), "full", folder)
     assert list(methods(folder)) == ["Local SGD", "FedAvg", "SlowMo"]
-    assert [row["label"] for row in panel_of(folder)[-1]["rows"]] == ["Local SGD", "FedAvg", "SlowMo"]
-    assert list(dict.fromkeys(row["label"] for row in record["rows"])) == ["Local SGD", "FedAvg", "SlowMo"]
+    assert [row["label"] for row in panel_of(folder)[-1]["rows"]] == [
+        "Local SGD",
+        "FedAvg",
+        "SlowMo",
+    ]
+    assert list(dict.fromkeys(row["label"] for row in record["rows"])) == [
+        "Local SGD",
+        "FedAvg",
+        "SlowMo",
+    ]
 
 
 def test_a_row_that_is_gone_is_refused_and_nothing_is_touched(folder, raises_clearly):
@@ -167,7 +182,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("optimizers", "parts"), REFUSED)
-def test_what_could_not_be_run_is_refused_and_nothing_is_touched(optimizers, parts, folder, raises_clearly):
+def test_what_could_not_be_run_is_refused_and_nothing_is_touched(
+    optimizers, parts, folder, raises_clearly
+):
     before = panel_of(folder)
     with raises_clearly(*parts):
         carry_out(with_methods(*optimizers), "full", folder)
@@ -190,11 +207,18 @@ def test_panels_that_are_not_asked_for_stay_as_they_are(folder):
     another = replace(asked.panels[0], name="three", config=replace(SMALL, optimizers=(LOCAL,)))
     before, watch = panel_of(folder), Watch()
     _, record = carry_out(
-        replace(asked, panels=(*asked.panels, another)), "full", folder, panels=["three"], watching=watch
+        replace(asked, panels=(*asked.panels, another)),
+        "full",
+        folder,
+        panels=["three"],
+        watching=watch,
     )
     assert panel_of(folder) == before
     assert [label for _, label, _ in watch.begun] == ["Local SGD"]
-    assert {(row["panel"], row["label"]) for row in record["rows"]} >= {("two", "SlowMo"), ("three", "Local SGD")}
+    assert {(row["panel"], row["label"]) for row in record["rows"]} >= {
+        ("two", "SlowMo"),
+        ("three", "Local SGD"),
+    }
 
 
 def test_a_checkpoint_that_was_left_over_is_cleared_away(folder):
@@ -224,6 +248,9 @@ def test_a_method_that_another_commit_runs_says_so(folder, monkeypatch):
 
 
 def test_a_learned_row_may_have_options():
-    uses = (*DIGITS.panels[0].learned, Use("LOpt (half)", DIGITS.panels[0].learned[0].learned, "scale=0.5,gamma=0.1"))
+    uses = (
+        *DIGITS.panels[0].learned,
+        Use("LOpt (half)", DIGITS.panels[0].learned[0].learned, "scale=0.5,gamma=0.1"),
+    )
     config = run.with_learned(replace(DIGITS.panels[0], learned=uses), {"lopt-digits": "zoo"})
     assert config.optimizers[-2:] == ("zoo:label=LOpt", "zoo:scale=0.5,gamma=0.1,label=LOpt (half)")

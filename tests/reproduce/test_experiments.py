@@ -1,4 +1,5 @@
-"""Every experiment of the registry: names, panels, optimizers, and both scales are sound before anything runs."""
+"""Every experiment of the registry: names, panels, optimizers, and both scales are sound before
+anything runs."""
 
 import pytest
 
@@ -54,7 +55,9 @@ def scaled(found, request):
 
 
 def labels_of(panel):
-    files = {use.learned.name: "lopt-a" for use in panel.learned}  # any method will do to read a label
+    files = {
+        use.learned.name: "lopt-a" for use in panel.learned
+    }  # any method will do to read a label
     config = with_learned(panel, files)
     tuned = [tuning.label for tuning in panel.tuned]
     return tuned + [parse_method(spec, config.workers).label for spec in config.optimizers]
@@ -90,7 +93,9 @@ def test_hand_designed_methods_and_tasks_parse(scaled):
         parse_spec(config.task)
         parse_compressor(config.compress)
         methods = [parse_method(spec, config.workers) for spec in config.optimizers]
-        assert all(method.label != spec for method, spec in zip(methods, config.optimizers, strict=True))
+        assert all(
+            method.label != spec for method, spec in zip(methods, config.optimizers, strict=True)
+        )
     for row in (*scaled.sweeps, *scaled.timings):
         parse_spec(row.config.task)
 
@@ -103,7 +108,9 @@ def test_baselines_are_tuned_in_the_setting_that_they_are_compared_in(scaled):
             for name in ("task", "workers", "local_steps", "batch", "federated"):
                 assert getattr(config, name) == getattr(panel.config, name)
             assert config.rounds <= panel.config.rounds
-            assert config.first_seed + config.seeds <= panel.config.first_seed, "compared on seeds it was tuned on"
+            assert config.first_seed + config.seeds <= panel.config.first_seed, (
+                "compared on seeds it was tuned on"
+            )
 
 
 def test_learned_optimizers_can_be_trained_for_the_panels_that_use_them(scaled):
@@ -116,13 +123,17 @@ def test_learned_optimizers_can_be_trained_for_the_panels_that_use_them(scaled):
             assert len(config.inners()) == len(config.tasks)
             assert config.learned().workers in (None, panel.config.workers)
     settings = [(learned.config, learned.zoo) for learned in by_name.values()]
-    assert all(one != other for i, one in enumerate(settings) for other in settings[:i]), "one setting, two names"
+    assert all(one != other for i, one in enumerate(settings) for other in settings[:i]), (
+        "one setting, two names"
+    )
 
 
 def test_a_learned_optimizer_meets_the_messages_it_was_trained_on(scaled):
     for panel in scaled.panels:
         for use in panel.learned:
-            assert {inner.compress for inner in use.learned.config.inners()} == {panel.config.compress}
+            assert {inner.compress for inner in use.learned.config.inners()} == {
+                panel.config.compress
+            }
 
 
 def test_the_full_scale_is_the_papers():
@@ -130,9 +141,20 @@ def test_the_full_scale_is_the_papers():
         for panel in found.panels:
             config = panel.config
             batch, rounds, seeds = OWN_SETTING.get(found.name, (128, 1000, 10))
-            assert (config.batch, config.rounds, config.seeds, config.on_nan) == (batch, rounds, seeds, "continue")
+            assert (config.batch, config.rounds, config.seeds, config.on_nan) == (
+                batch,
+                rounds,
+                seeds,
+                "continue",
+            )
         for learned in found.optimizers().values():
-            fewest = 500 if "cnn" in "".join(learned.config.tasks) else 2000 if found.name == "fig-federated" else 3000
+            fewest = (
+                500
+                if "cnn" in "".join(learned.config.tasks)
+                else 2000
+                if found.name == "fig-federated"
+                else 3000
+            )
             assert fewest <= learned.config.steps <= 6000
             assert learned.config.longest == (2000 if found.name == "fig-resnet152" else 1000)
 
@@ -152,7 +174,9 @@ def test_needs_are_told(found):
 def test_tables_have_the_papers_numbers_for_every_row_they_share():
     for name in ("table-speedup", "table-rounds"):
         found = EXPERIMENTS[name]
-        shown = [panel for panel in found.panels if panel.name != "cifar10-cnn"]  # the paper has no number for it
+        shown = [
+            panel for panel in found.panels if panel.name != "cifar10-cnn"
+        ]  # the paper has no number for it
         assert len(shown) == 3
         for panel in shown:
             assert {"Local SGD", "SlowMo", "LOpt-A", "LAgg-A"} <= set(panel.paper)
@@ -160,12 +184,16 @@ def test_tables_have_the_papers_numbers_for_every_row_they_share():
 
 
 def test_what_the_paper_varies_is_varied():
-    setting = lambda name, field: [getattr(panel.config, field) for panel in EXPERIMENTS[name].panels]
+    setting = lambda name, field: [
+        getattr(panel.config, field) for panel in EXPERIMENTS[name].panels
+    ]
     assert setting("table-rounds", "local_steps") == [4, 8, 16]
     assert setting("fig-workers", "workers") == [8, 16, 32] * 2
     assert setting("fig-compress", "compress") == ["dense", "topk:0.1+ef", "topk:0.01+ef"]
     assert max(setting("fig-large-h", "local_steps")) == 128
-    assert {x.config.objective for x in EXPERIMENTS["fig-validation"].optimizers().values()} == {"valid"}
+    assert {x.config.objective for x in EXPERIMENTS["fig-validation"].optimizers().values()} == {
+        "valid"
+    }
     (transfer,) = EXPERIMENTS["fig-h-transfer"].panels
     assert (transfer.config.local_steps, transfer.learned[-1].learned.config.local_steps) == (4, 16)
     assert {x.config.architecture for x in EXPERIMENTS["fig-ablation"].optimizers().values()} == {
@@ -200,13 +228,20 @@ def test_federated_experiments_are_in_the_papers_setting():
         use, tuned = panel.learned
         assert (use.options, tuned.learned) == ("", use.learned)
         (inner,) = use.learned.config.inners()
-        assert (inner.federated, inner.task.partition(":")[0]) == (panel.config.federated, panel.config.task)
+        assert (inner.federated, inner.task.partition(":")[0]) == (
+            panel.config.federated,
+            panel.config.task,
+        )
         assert (inner.workers, inner.batch) == (10, 20)
         assert use.learned.config.steps == (2000 if "fmnist" in panel.config.task else 500)
     assert "fedavgm:gamma=0.3,eta=1,beta=0.9,label=FedAvgM" in found.panels[2].config.optimizers
     assert "scaffold:gamma=0.03,label=SCAFFOLD" in found.panels[3].config.optimizers
     assert [mix.federated.alpha for mix in EXPERIMENTS["fig-dirichlet"].mixes] == [100.0, 0.1]
-    best = {row.title: row.paper for row in EXPERIMENTS["table-hparams"].sweeps if row.config.federated.active}
+    best = {
+        row.title: row.paper
+        for row in EXPERIMENTS["table-hparams"].sweeps
+        if row.config.federated.active
+    }
     assert best["CIFAR-10, CNN, α = 0.1, valid loss: FedAdagrad"] == {"gamma": 0.1, "eta": 0.1}
     assert best["Fashion-MNIST, 2-layer MLP, α = 100, valid loss: SCAFFOLD"] == {"gamma": 0.01}
 
@@ -214,7 +249,9 @@ def test_federated_experiments_are_in_the_papers_setting():
 def test_large_tasks_are_in_the_papers_setting_and_fit_a_gpu():
     found = EXPERIMENTS["fig-large"]
     assert [panel.paper["LOpt-A"].value for panel in found.panels] == [2.56, 2.31, 6.76]
-    assert [panel.shown for panel in found.panels] == [("train", "test-accuracy")] * 2 + [("train", "test-loss")]
+    assert [panel.shown for panel in found.panels] == [("train", "test-accuracy")] * 2 + [
+        ("train", "test-loss")
+    ]
     for panel in found.panels:
         assert (panel.config.workers, panel.config.local_steps) == (8, 4)
         assert (panel.config.seeds, panel.config.seeds_at_once) == (3, 3)
@@ -230,7 +267,9 @@ def test_large_tasks_are_in_the_papers_setting_and_fit_a_gpu():
         for inner in use.learned.config.inners():
             assert (inner.workers, inner.local_steps, inner.batch) == (8, 8, 128)
             assert (inner.local.clip, inner.local.weight_decay) == (5.0, 1e-4)
-    panels = [panel for name in ("fig-large", "fig-resnet152") for panel in EXPERIMENTS[name].panels]
+    panels = [
+        panel for name in ("fig-large", "fig-resnet152") for panel in EXPERIMENTS[name].panels
+    ]
     for panel in panels:
         several = {(tuning.config.points_at_once, tuning.config.seeds) for tuning in panel.tuned}
         assert several == {(6 if panel.name == "resnet50" else 1, 1)}

@@ -1,4 +1,5 @@
-"""The class mixes of a population: counted as NumPy counts them, in a table and a figure; and a run of both figures."""
+"""The class mixes of a population: counted as NumPy counts them, in a table and a figure; and a run
+of both figures."""
 
 import json
 from dataclasses import replace
@@ -23,7 +24,9 @@ MIXED = Experiment(
     "mixed",
     "Mixes, for tests",
     "two populations of digits",
-    mixes=tuple(MixPanel(f"a{a}", f"α = {a}", "digits-mlp", Federated(20, a), 5) for a in (100.0, 0.05)),
+    mixes=tuple(
+        MixPanel(f"a{a}", f"α = {a}", "digits-mlp", Federated(20, a), 5) for a in (100.0, 0.05)
+    ),
 )
 
 
@@ -79,14 +82,25 @@ CONFIG = CompareConfig(
 
 @pytest.mark.slow
 def test_a_panel_with_a_population_is_carried_out_and_gone_on_with(tmp_path):
-    panel = Panel("p", "P", CONFIG, metrics=("test_accuracy",), shown=("test-accuracy",), band="standard deviation")
+    panel = Panel(
+        "p",
+        "P",
+        CONFIG,
+        metrics=("test_accuracy",),
+        shown=("test-accuracy",),
+        band="standard deviation",
+    )
     found = Experiment("one", "One", "w", (panel,))
     folder, record = carry_out(found, "full", tmp_path / "out")
     header = json.loads((folder / "panels/p/records.jsonl").read_text().splitlines()[0])
-    assert header["config"]["local_steps"] == 4  # 40 samples in batches of 10, whatever was asked for
+    assert (
+        header["config"]["local_steps"] == 4
+    )  # 40 samples in batches of 10, whatever was asked for
     assert header["config"]["federated"]["alpha"] == 0.1
     assert carry_out(found, "full", folder)[1] == record  # nothing is begun anew
-    records = [json.loads(line) for line in (folder / "panels/p/records.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (folder / "panels/p/records.jsonl").read_text().splitlines()
+    ]
     (axes,) = all_axes(found, {"p": records})
     values = 100 * np.array(records[1]["heldout"]["accuracy"])
     np.testing.assert_allclose(axes.lines[0].error, values.std(axis=0, ddof=1), rtol=1e-12)
@@ -95,7 +109,9 @@ def test_a_panel_with_a_population_is_carried_out_and_gone_on_with(tmp_path):
 def test_a_sweep_with_a_population_is_carried_out_and_found_again(tmp_path):
     sizes = {"workers": 3, "batch": 10, "rounds": 4, "federated": CONFIG.federated}
     config = SweepConfig(task=CONFIG.task, method="fedavg", grid=("gamma=0.1,0.2",), **sizes)
-    found = Experiment("two", "Two", "w", sweeps=(SweepPanel("s", "S", config, "minimum", {"gamma": 0.1}),))
+    found = Experiment(
+        "two", "Two", "w", sweeps=(SweepPanel("s", "S", config, "minimum", {"gamma": 0.1}),)
+    )
     folder, record = carry_out(found, "full", tmp_path / "out")
     assert record["rows"][0]["paper_loss"] is not None
     assert carry_out(found, "full", folder)[1] == record
@@ -105,7 +121,8 @@ def test_a_sweep_with_a_population_is_carried_out_and_found_again(tmp_path):
 
 
 def outcome_part_by_part(found, parts, folder):
-    """The record after each part was asked for by itself; nothing that was there is ever missing again."""
+    """The record after each part was asked for by itself; nothing that was there is ever missing
+    again."""
     for i, part in enumerate(parts, start=1):
         _, record = carry_out(found, "full", folder, panels=[part])
         assert set(record.get("left", [])) == set(parts[i:])
@@ -117,11 +134,18 @@ def test_a_partition_stays_in_the_outcome_when_the_next_one_is_asked_for(tmp_pat
     assert [row["panel"] for row in record["rows"]] == ["α = 100.0", "α = 0.05"]
 
 
-def test_a_sweep_on_record_stays_in_the_outcome_when_the_next_one_is_asked_for(tmp_path, monkeypatch):
+def test_a_sweep_on_record_stays_in_the_outcome_when_the_next_one_is_asked_for(
+    tmp_path, monkeypatch
+):
     config = SweepConfig(task=CONFIG.task, grid=("gamma=0.1,0.2",), workers=2, batch=8, rounds=4)
-    panels = [SweepPanel(f"h{H}", f"H = {H}", replace(config, local_steps=H), "minimum", {}) for H in (1, 2)]
+    panels = [
+        SweepPanel(f"h{H}", f"H = {H}", replace(config, local_steps=H), "minimum", {})
+        for H in (1, 2)
+    ]
     monkeypatch.chdir(tmp_path)  # where sweeps on record are looked for
     sweep(replace(panels[0].config, out=tmp_path / "results/sweeps/first"))
-    record = outcome_part_by_part(Experiment("e", "E", "w", sweeps=tuple(panels)), ["h1", "h2"], tmp_path / "out")
+    record = outcome_part_by_part(
+        Experiment("e", "E", "w", sweeps=tuple(panels)), ["h1", "h2"], tmp_path / "out"
+    )
     assert [path.name for path in (tmp_path / "out/sweeps").iterdir()] == ["h2"]
     assert [row["panel"] for row in record["rows"]] == ["H = 1", "H = 2"]

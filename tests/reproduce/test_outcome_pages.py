@@ -1,4 +1,5 @@
-"""What an experiment's records become: curves that match a slow oracle, bars, a table in Markdown and in HTML."""
+"""What an experiment's records become: curves that match a slow oracle, bars, a table in Markdown
+and in HTML."""
 
 import math
 from dataclasses import replace
@@ -14,7 +15,14 @@ from laconic.reproduce.draw import draw_axes, draw_bars, experiment_figure
 from laconic.reproduce.experiment import Experiment, Listing, SweepPanel
 from laconic.reproduce.notes import notes
 from laconic.reproduce.outcome import rows_of
-from laconic.reproduce.page import difference, hparams_table, markdown, page, panels_table, write_outcome
+from laconic.reproduce.page import (
+    difference,
+    hparams_table,
+    markdown,
+    page,
+    panels_table,
+    write_outcome,
+)
 from laconic.reproduce.scale import SMOKE_LINE
 from tests.evaluate.made_up import oracle_smooth
 from tests.reproduce.made import LABELS, PAINTED, records
@@ -25,9 +33,11 @@ ORIGIN = {"commit": "abc", "device": {"kind": "Abacus"}, "started": "2031-02-03T
 
 
 def record(scale="smoke", rows=ROWS):
-    return {"scale": scale, "rows": rows, "optimizers": {"x": "lopt-a-fmnist", "y": "z.safetensors"}} | {
-        "provenance": ORIGIN
-    }
+    return {
+        "scale": scale,
+        "rows": rows,
+        "optimizers": {"x": "lopt-a-fmnist", "y": "z.safetensors"},
+    } | {"provenance": ORIGIN}
 
 
 def axes_of(title):
@@ -46,7 +56,9 @@ def test_curves_are_smoothed_means_with_standard_errors_over_seeds():
 
 def test_bits_are_counted_in_powers_of_two():
     lines = axes_of("Bits").lines
-    assert [line.label for line in lines] == [f"{x}, {p}" for p in ("First", "Second") for x in LABELS]
+    assert [line.label for line in lines] == [
+        f"{x}, {p}" for p in ("First", "Second") for x in LABELS
+    ]
     assert lines[3].x[0] == 10  # one round of 1024 bits
     assert lines[3].x[31] == 15
 
@@ -76,13 +88,18 @@ def test_one_label_across_panels_has_a_colour_for_each():
 
 
 def test_looks_differ_even_for_many_labels():
-    many = [{"kind": "method", "label": f"m{i}"} for i in range(13)] + [{"kind": "method", "label": "Local SGD"}]
+    many = [{"kind": "method", "label": f"m{i}"} for i in range(13)] + [
+        {"kind": "method", "label": "Local SGD"}
+    ]
     looks = looks_of({"p": many})
     assert len(set(looks.values())) == 14
 
 
 def test_the_bound_is_drawn_on_as_a_level():
-    changed = [r | ({"method": "small-batch-sgd"} if r.get("label") == "SlowMo" else {}) for r in PANELS["a"]]
+    changed = [
+        r | ({"method": "small-batch-sgd"} if r.get("label") == "SlowMo" else {})
+        for r in PANELS["a"]
+    ]
     (first, *_) = all_axes(PAINTED, {"a": changed, "b": PANELS["b"]})
     assert [line.level is None for line in first.lines] == [True, False, True]
     assert first.lines[1].level == pytest.approx(np.mean(np.array(changed[2]["train"])[:, -10:]))
@@ -91,7 +108,15 @@ def test_the_bound_is_drawn_on_as_a_level():
 def test_the_figure_has_every_axes_the_legend_and_the_note():
     figure = experiment_figure(PAINTED, PANELS, ROWS, SMOKE_LINE)
     shown = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
-    assert shown == ["First", "First", "First", "Second", "Bits", "LOpt-A", "Speedups (◇ the paper)"]
+    assert shown == [
+        "First",
+        "First",
+        "First",
+        "Second",
+        "Bits",
+        "LOpt-A",
+        "Speedups (◇ the paper)",
+    ]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(LABELS)
     assert SMOKE_LINE in figure.get_suptitle()
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in figure.axes[:6])
@@ -101,7 +126,12 @@ def test_the_figure_has_every_axes_the_legend_and_the_note():
 def test_two_axes_of_a_panel_stand_side_by_side():
     pairs = tuple(replace(panel, shown=("train", "test-loss")) for panel in PAINTED.panels)
     figure = experiment_figure(replace(PAINTED, panels=pairs, across=()), PANELS, ROWS)
-    assert [plot.get_title(loc="left") for plot in figure.axes] == ["First", "First", "Second", "Second"]
+    assert [plot.get_title(loc="left") for plot in figure.axes] == [
+        "First",
+        "First",
+        "Second",
+        "Second",
+    ]
     assert figure.axes[0].get_gridspec().ncols == 2
 
 
@@ -124,7 +154,9 @@ def test_a_diverged_curve_is_drawn_as_far_as_it_goes_and_told_of():
     told = notes(PAINTED, record(), panels, {})
     assert "Diverged: SlowMo on First, 1 of 3 seeds, first in round 21." in told
     assert not [text for text in notes(PAINTED, record(), PANELS, {}) if "Diverged" in text]
-    weights = "in its last rounds" in " ".join(notes(PAINTED, record(), broken([1.0] * 20, True), {}))
+    weights = "in its last rounds" in " ".join(
+        notes(PAINTED, record(), broken([1.0] * 20, True), {})
+    )
     assert weights, "only the weights were no numbers any more"
 
 
@@ -140,7 +172,10 @@ def test_a_band_is_thin_where_seeds_agree_and_goes_on_from_there():
 
     plot = Figure().subplots()
     x, y = np.array([10.0, 20.0, 30.0]), np.array([10.0, 10.0, 6.0])
-    lines = (Line("a", "#000000", (), x, y, np.array([0.0, 0.0, 5.0])), Line("b", "#000000", (), x, y, np.zeros(3)))
+    lines = (
+        Line("a", "#000000", (), x, y, np.array([0.0, 0.0, 5.0])),
+        Line("b", "#000000", (), x, y, np.zeros(3)),
+    )
     draw_axes(plot, Axes("t", "x", "y", lines, False))
     band, none = plot.collections
     drawn = {tuple(map(float, at)) for path in band.get_paths() for at in path.vertices}
@@ -153,9 +188,23 @@ def test_bars_are_our_numbers_and_diamonds_the_papers():
 
     plot = Figure().subplots()
     rows = [
-        {"panel": "a", "label": "SlowMo", "metric": "speedup", "ours": 3.0, "error": 0.5, "paper": 2.0}
+        {
+            "panel": "a",
+            "label": "SlowMo",
+            "metric": "speedup",
+            "ours": 3.0,
+            "error": 0.5,
+            "paper": 2.0,
+        }
         | {"paper_error": None},
-        {"panel": "b", "label": "SlowMo", "metric": "speedup", "ours": None, "error": None, "paper": None}
+        {
+            "panel": "b",
+            "label": "SlowMo",
+            "metric": "speedup",
+            "ours": None,
+            "error": None,
+            "paper": None,
+        }
         | {"paper_error": None},
     ]
     draw_bars(plot, "Speedups", PAINTED, rows, {"SlowMo": ("#0072b2", ())})
@@ -163,34 +212,63 @@ def test_bars_are_our_numbers_and_diamonds_the_papers():
     assert bar.get_height() == 3.0
     assert bar.get_x() + bar.get_width() / 2 == pytest.approx(0)
     assert [text.get_text() for text in plot.texts] == ["–"]
-    diamonds = lambda plot: [list(line.get_ydata()) for line in plot.lines if line.get_marker() == "D"]
+    diamonds = lambda plot: [
+        list(line.get_ydata()) for line in plot.lines if line.get_marker() == "D"
+    ]
     assert diamonds(plot) == [[2.0]]
     plot = Figure().subplots()
-    rows[0] |= {"target": 1.5, "paper_target": 0.2}  # rounds to another loss cannot be laid beside the paper's
+    rows[0] |= {
+        "target": 1.5,
+        "paper_target": 0.2,
+    }  # rounds to another loss cannot be laid beside the paper's
     draw_bars(plot, "Rounds", PAINTED, rows, {"SlowMo": ("#0072b2", ())})
     assert diamonds(plot) == []
 
 
 def test_the_table_shows_both_numbers_and_the_difference():
     table = panels_table(PAINTED, ROWS)
-    assert table.headers == ["panel", "method", "speedup", "the paper", "difference", "final train loss"]
+    assert table.headers == [
+        "panel",
+        "method",
+        "speedup",
+        "the paper",
+        "difference",
+        "final train loss",
+    ]
     assert len(table.rows) == 6
     slowmo = next(row for row in table.rows if row[:2] == ["First", "SlowMo"])
-    ours = next(r for r in ROWS if (r["panel"], r["label"], r["metric"]) == ("a", "SlowMo", "speedup"))
+    ours = next(
+        r for r in ROWS if (r["panel"], r["label"], r["metric"]) == ("a", "SlowMo", "speedup")
+    )
     assert slowmo[2].startswith(f"{ours['ours']:.2f}×")
     assert slowmo[3] == "2.00× ± 0.50"
     assert slowmo[4] == difference(ours["ours"] - 2.0)
     assert table.rows[0][3:5] == ["", ""]
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.5, "+0.500"), (-31, "−31.0"), (0, "±0")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0.5, "+0.500"), (-31, "−31.0"), (0, "±0")]
+)
 def test_differences_have_a_sign(value, text):
     assert difference(value) == text
 
 
 def test_rounds_say_which_loss_they_are_to():
-    row = {"panel": "a", "label": "SlowMo", "metric": "rounds", "ours": None, "error": None, "in_paper": True}
-    row |= {"paper": 311, "paper_error": None, "difference": None, "target": 1.5, "paper_target": 0.2}
+    row = {
+        "panel": "a",
+        "label": "SlowMo",
+        "metric": "rounds",
+        "ours": None,
+        "error": None,
+        "in_paper": True,
+    }
+    row |= {
+        "paper": 311,
+        "paper_error": None,
+        "difference": None,
+        "target": 1.5,
+        "paper_target": 0.2,
+    }
     table = panels_table(PAINTED, [row])
     assert table.headers[2:] == ["rounds to 1.50", "the paper (to 0.200)", "difference"]
     assert table.rows == [["First", "SlowMo", "–", "311", "–"]]
@@ -203,7 +281,13 @@ def test_only_the_smoke_scale_says_so(scale, said):
     for text in (markdown(PAINTED, record(scale), told), page(PAINTED, record(scale), told, b"")):
         assert (SMOKE_LINE in text) == said
         assert ("a quarter of what" in text) == said
-        for part in ("The paper: it is fast.", "much.", "bundled digits", "published lopt-a-fmnist", "Abacus"):
+        for part in (
+            "The paper: it is fast.",
+            "much.",
+            "bundled digits",
+            "published lopt-a-fmnist",
+            "Abacus",
+        ):
             assert part in text
 
 
@@ -218,14 +302,21 @@ def test_everything_is_written(tmp_path):
     files = write_outcome(tmp_path, PAINTED, record(), PANELS)
     pictures = ["figure-narrow.png", "figure.png", "figure.svg"]
     assert sorted(path.name for path in files) == [*pictures, "table.html", "table.md"]
-    narrow, wide = (int.from_bytes((tmp_path / name).read_bytes()[16:20], "big") for name in pictures[:2])
+    narrow, wide = (
+        int.from_bytes((tmp_path / name).read_bytes()[16:20], "big") for name in pictures[:2]
+    )
     assert narrow < 800 < 1800 < wide  # pixels, 160 an inch
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
     assert "data:image/png;base64,iVBOR" in (tmp_path / "table.html").read_text()
 
 
 def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
-    row = {"panel": "FMNIST: SlowMo", "label": "slowmo", "metric": "hparams", "ours": {"gamma": 0.1, "alpha": 1.0}}
+    row = {
+        "panel": "FMNIST: SlowMo",
+        "label": "slowmo",
+        "metric": "hparams",
+        "ours": {"gamma": 0.1, "alpha": 1.0},
+    }
     row |= {
         "loss": 0.2,
         "paper": {"gamma": 0.3, "alpha": 5 / 3},
@@ -234,9 +325,13 @@ def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
         "recorded": None,
     }
     table = hparams_table([row])
-    assert table.rows == [["FMNIST: SlowMo", "0.3 / 1.667", "0.1 / 1", "0.200", "0.500", "+0.300", "–"]]
+    assert table.rows == [
+        ["FMNIST: SlowMo", "0.3 / 1.667", "0.1 / 1", "0.200", "0.500", "+0.300", "–"]
+    ]
     sweeps = (SweepPanel("s", "S", SweepConfig(), "minimum", {}),)
-    found = Experiment("h", "H", "w", sweeps=sweeps, listings=(Listing("Others", ("a", "b"), (("1", "2"),)),))
+    found = Experiment(
+        "h", "H", "w", sweeps=sweeps, listings=(Listing("Others", ("a", "b"), (("1", "2"),)),)
+    )
     write_outcome(tmp_path, found, record(rows=[row]), {})
     text = (tmp_path / "table.md").read_text()
     assert "## Others" in text

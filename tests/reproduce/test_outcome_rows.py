@@ -1,4 +1,5 @@
-"""Rows from records: our number, the paper's, the difference; averages; tuned values. Worked out by hand."""
+"""Rows from records: our number, the paper's, the difference; averages; tuned values. Worked out by
+hand."""
 
 import math
 from dataclasses import replace
@@ -20,18 +21,34 @@ def pick(rows, panel, label, metric="speedup"):
 
 
 def two_panels():
-    panels = tuple(Panel(name, name.upper(), SMALL, paper=PAPER, metrics=("speedup",)) for name in ("a", "b"))
+    panels = tuple(
+        Panel(name, name.upper(), SMALL, paper=PAPER, metrics=("speedup",)) for name in ("a", "b")
+    )
     experiment = Experiment("e", "E", "w", panels, averaged=("a", "b"))
     numbers = {
-        "a": {"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": 3.5, "speedup_error": 0.25}, "LOpt-A": {}},
-        "b": {"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": None}, "LOpt-A": {"speedup": 8.0}},
+        "a": {
+            "Local SGD": {"speedup": 1.0},
+            "SlowMo": {"speedup": 3.5, "speedup_error": 0.25},
+            "LOpt-A": {},
+        },
+        "b": {
+            "Local SGD": {"speedup": 1.0},
+            "SlowMo": {"speedup": None},
+            "LOpt-A": {"speedup": 8.0},
+        },
     }
     return experiment, {name: summary_of(rows) for name, rows in numbers.items()}
 
 
 def test_a_row_has_both_numbers_and_their_difference():
     row = pick(rows_of(*two_panels()), "a", "SlowMo")
-    assert (row["ours"], row["error"], row["paper"], row["paper_error"], row["difference"]) == (3.5, 0.25, 4, 0.4, -0.5)
+    assert (row["ours"], row["error"], row["paper"], row["paper_error"], row["difference"]) == (
+        3.5,
+        0.25,
+        4,
+        0.4,
+        -0.5,
+    )
     assert row["in_paper"]
 
 
@@ -52,7 +69,9 @@ def test_averages_ignore_hyphens_on_either_side():
 
 def test_averages_over_the_same_columns_have_a_difference():
     experiment, records = two_panels()
-    records["b"] = summary_of({"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": 5.5}, "LOpt-A": {"speedup": 8.0}})
+    records["b"] = summary_of(
+        {"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": 5.5}, "LOpt-A": {"speedup": 8.0}}
+    )
     slowmo = pick(rows_of(experiment, records), "average", "SlowMo")
     assert (slowmo["ours"], slowmo["paper"], slowmo["difference"]) == (4.5, 4.0, 0.5)
 
@@ -66,8 +85,17 @@ def test_a_method_that_one_panel_lacks_has_no_average():
 
 @pytest.mark.parametrize(("target", "difference"), [(0.2, 31), (1.5, None)])
 def test_rounds_to_another_loss_than_the_papers_have_no_difference(target, difference):
-    panel = Panel("h4", "H", SMALL, paper={"SlowMo": Number(311)}, paper_target=0.2, metrics=("rounds", "final_train"))
-    records = summary_of({"SlowMo": {"rounds_to_target": 342, "final_train": 0.1, "final_train_error": 0.01}}, target)
+    panel = Panel(
+        "h4",
+        "H",
+        SMALL,
+        paper={"SlowMo": Number(311)},
+        paper_target=0.2,
+        metrics=("rounds", "final_train"),
+    )
+    records = summary_of(
+        {"SlowMo": {"rounds_to_target": 342, "final_train": 0.1, "final_train_error": 0.01}}, target
+    )
     rows = rows_of(Experiment("e", "E", "w", (panel,)), {"h4": records})
     assert pick(rows, "h4", "SlowMo", "rounds")["difference"] == difference
     other = pick(rows, "h4", "SlowMo", "final_train")
@@ -82,9 +110,15 @@ def test_every_metric_reads_what_a_summary_has():
 
 
 def test_accuracy_over_a_span_is_the_mean_over_its_looks():
-    """Over looks, then over seeds, ± the standard error; nothing where nobody looked or weights diverged."""
+    """Over looks, then over seeds, ± the standard error; nothing where nobody looked or weights
+    diverged."""
     values = np.random.default_rng(0).uniform(0.5, 0.9, (3, 1000))
-    method = {"kind": "method", "label": "x", "heldout": {"accuracy": values.tolist()}, "diverged": [False] * 3}
+    method = {
+        "kind": "method",
+        "label": "x",
+        "heldout": {"accuracy": values.tolist()},
+        "diverged": [False] * 3,
+    }
     method["evaluated_at"] = list(range(1, 1001))
     panel = Panel("p", "P", SMALL, metrics=("accuracy_181_200", "accuracy_951_1000"))
     found = Experiment("e", "E", "w", (panel,))
@@ -98,14 +132,18 @@ def test_accuracy_over_a_span_is_the_mean_over_its_looks():
         assert [row["ours"] for row in rows] == [None, None]
 
 
-# --- tuned values -----------------------------------------------------------------------------------------------------
+# --- tuned values ---------------------------------------------------------------------------------
 
 
 def point(index, minimum, valid, diverged=False, **numbers):
     loss = {"loss": valid}
-    return {"kind": "point", "index": index, "numbers": numbers, "minimum": minimum, "valid": loss} | {
-        "diverged": [diverged]
-    }
+    return {
+        "kind": "point",
+        "index": index,
+        "numbers": numbers,
+        "minimum": minimum,
+        "valid": loss,
+    } | {"diverged": [diverged]}
 
 
 POINTS = [

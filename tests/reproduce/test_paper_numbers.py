@@ -1,4 +1,5 @@
-"""The transcribed tables, checked by what the paper says about them elsewhere: averages, a sum, a few cells."""
+"""The transcribed tables, checked by what the paper says about them elsewhere: averages, a sum, a
+few cells."""
 
 import pytest
 
@@ -16,7 +17,12 @@ def test_cells_of_table_1():
     assert paper.speedups("FMNIST MLP")["LAgg-A"] == paper.Number(9.80, 0.54)
     assert paper.speedups("CIFAR10 MLP")["SlowMo"] == paper.Number(4.81, 0.74)
     assert paper.speedups("ImageNet MLP")["Adam"] == paper.Number(2.00, 0.15)
-    hyphens = [(row, c) for row, cells in paper.SPEEDUP.items() for c, x in enumerate(cells) if x.value is None]
+    hyphens = [
+        (row, c)
+        for row, cells in paper.SPEEDUP.items()
+        for c, x in enumerate(cells)
+        if x.value is None
+    ]
     assert hyphens == [("SlowMo", paper.SPEEDUP_COLUMNS.index("ImageNet ViT"))]
 
 
@@ -59,7 +65,8 @@ def test_tuned_values_as_printed():
         8 4 train 1 0.001 0.3 0.1 / 1 / 0.85
     """
     ours = [
-        f"{t.workers} {t.local_steps} {t.objective} {t.sgd} {t.adam} {t.local_sgd} {' / '.join(t.slowmo)}"
+        f"{t.workers} {t.local_steps} {t.objective} {t.sgd} {t.adam} {t.local_sgd} "
+        f"{' / '.join(t.slowmo)}"
         for t in paper.TUNED
     ]
     assert ours == [line.strip() for line in printed.strip().splitlines()]

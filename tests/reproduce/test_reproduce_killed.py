@@ -1,4 +1,5 @@
-"""`laconic reproduce` killed without warning: in meta-training, in comparisons, in a sweep, and between them."""
+"""`laconic reproduce` killed without warning: in meta-training, in comparisons, in a sweep, and
+between them."""
 
 import random
 
@@ -39,7 +40,9 @@ def test_an_experiment_killed_at_random_points_ends_like_an_undisturbed_one(name
     for least in sorted(chance.sample(range(1, count(whole) - 3), kills)):
         kill(cut, max(least, count(cut) + 1), chance.uniform(0, 0.5), *command, code=CODE)
         left = recorded(cut)
-        assert all(left[path] == text for path, text in finished.items()), "a finished run was run again"
+        assert all(left[path] == text for path, text in finished.items()), (
+            "a finished run was run again"
+        )
         finished = {path: text for path, text in left.items() if done(cut / path)}
         command = chance.choice([run, ["reproduce", "--resume", "run"]])
     assert "run/records.jsonl" not in finished, "it had finished before it was killed"

@@ -1,4 +1,5 @@
-"""Carrying an experiment out: optimizers found or trained once, runs that are done left alone, every stop survived."""
+"""Carrying an experiment out: optimizers found or trained once, runs that are done left alone,
+every stop survived."""
 
 import json
 import shutil
@@ -32,7 +33,9 @@ def quick():
 def whole(tmp_path_factory):
     """The experiment, carried out without a stop → (folder, record, what was begun)."""
     watch = Watch()
-    folder, record = carry_out(DIGITS, "full", tmp_path_factory.mktemp("whole") / "out", watching=watch)
+    folder, record = carry_out(
+        DIGITS, "full", tmp_path_factory.mktemp("whole") / "out", watching=watch
+    )
     return folder, record, watch.begun
 
 
@@ -43,7 +46,9 @@ def bytes_of(folder):
 def copied(whole, tmp_path, *left_out):
     """The whole experiment's folder without its outcome and some of its runs."""
     names = [path.rpartition("/")[2] for path in left_out]
-    shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("figure.*", "table.*", *names))
+    shutil.copytree(
+        whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("figure.*", "table.*", *names)
+    )
     header = (whole[0] / "records.jsonl").read_text().splitlines()[0]
     (tmp_path / "out" / "records.jsonl").write_text(header + "\n")
     return tmp_path / "out"
@@ -62,7 +67,13 @@ def test_each_optimizer_is_trained_once_and_each_panel_compared(whole):
     panels = [(title, label, 0) for title, labels in METHODS.items() for label in labels]
     assert begun == [("lopt-digits", "φ", 0), *panels]
     assert record["panels"] == {"one": "panels/one", "two": "panels/two"}
-    for path in ("figure.png", "figure.svg", "table.md", "table.html", "optimizers/lopt-digits/best.safetensors"):
+    for path in (
+        "figure.png",
+        "figure.svg",
+        "table.md",
+        "table.html",
+        "optimizers/lopt-digits/best.safetensors",
+    ):
         assert (folder / path).is_file()
     assert [r["kind"] for r in read(folder / "records.jsonl")] == ["run", "experiment"]
     assert record["provenance"]["versions"]["jax"] == jax.__version__
@@ -73,7 +84,11 @@ def test_rows_are_those_of_the_panels_records(whole):
     for panel in ("one", "two"):
         summary = read(folder / "panels" / panel / "records.jsonl")[-1]
         for found in summary["rows"]:
-            rows = {r["metric"]: r for r in record["rows"] if (r["panel"], r["label"]) == (panel, found["label"])}
+            rows = {
+                r["metric"]: r
+                for r in record["rows"]
+                if (r["panel"], r["label"]) == (panel, found["label"])
+            }
             assert rows["speedup"]["ours"] == found["speedup"]
             assert rows["final_train"]["ours"] == found["final_train"]
 
@@ -88,12 +103,21 @@ def test_the_same_command_again_runs_nothing_and_records_nothing(whole):
     assert (folder / "table.md").is_file()
 
 
-def test_panels_are_carried_out_by_themselves_and_the_outcome_says_what_is_not_there(whole, tmp_path):
+def test_panels_are_carried_out_by_themselves_and_the_outcome_says_what_is_not_there(
+    whole, tmp_path
+):
     _, record, _ = whole
     folder, watch = tmp_path / "out", Watch()
     _, half = carry_out(DIGITS, "full", folder, panels=["two"], watching=watch)
-    assert watch.begun == [("Two", "Local SGD", 0), ("Two", "SlowMo", 0)]  # and nothing is meta-trained for it
-    assert (half["panels"], half["optimizers"], half["left"]) == ({"two": "panels/two"}, {}, ["one"])
+    assert watch.begun == [
+        ("Two", "Local SGD", 0),
+        ("Two", "SlowMo", 0),
+    ]  # and nothing is meta-trained for it
+    assert (half["panels"], half["optimizers"], half["left"]) == (
+        {"two": "panels/two"},
+        {},
+        ["one"],
+    )
     assert "- Not carried out yet: one.\n" in (folder / "table.md").read_text()
     rest = Watch()
     _, full = carry_out(DIGITS, "full", folder, panels=["one"], watching=rest)
@@ -111,7 +135,9 @@ def test_a_panel_that_is_not_there_is_refused_before_anything_is_written(tmp_pat
 def test_a_stop_in_the_second_panel_leaves_the_rest_alone(whole, tmp_path):
     _, record, _ = whole
     asked = []
-    watch = Watch(lambda what, done: asked.append(what) if (what, done) == ("Two: SlowMo", 3) else None)
+    watch = Watch(
+        lambda what, done: asked.append(what) if (what, done) == ("Two: SlowMo", 3) else None
+    )
     folder = copied(whole, tmp_path, "panels/two")
     with pytest.raises(Interrupted, match="two: stopped in SlowMo after round 3 of 6") as info:
         carry_out(DIGITS, "full", folder, watching=watch, stop=lambda: bool(asked))
@@ -123,11 +149,17 @@ def test_a_stop_in_the_second_panel_leaves_the_rest_alone(whole, tmp_path):
     for path in ("optimizers/lopt-digits/records.jsonl", "panels/one/records.jsonl"):
         assert after[path] == before[path]
     assert without_origin(resumed) == without_origin(record)
-    labels = [r["label"] for r in read(folder / "panels" / "two" / "records.jsonl") if r["kind"] == "method"]
+    labels = [
+        r["label"]
+        for r in read(folder / "panels" / "two" / "records.jsonl")
+        if r["kind"] == "method"
+    ]
     assert labels == list(METHODS["Two"])
 
 
-@pytest.mark.parametrize("moment", [("lopt-digits", 4), ("One: LOpt", 6), ("Two: Local SGD", 3)], ids=str)
+@pytest.mark.parametrize(
+    "moment", [("lopt-digits", 4), ("One: LOpt", 6), ("Two: Local SGD", 3)], ids=str
+)
 @pytest.mark.slow
 def test_death_at_any_moment_changes_no_number_and_doubles_no_record(whole, tmp_path, moment):
     def die(what, done):
@@ -141,13 +173,17 @@ def test_death_at_any_moment_changes_no_number_and_doubles_no_record(whole, tmp_
     _, resumed = carry_out(DIGITS, "full", folder)
     assert without_origin(resumed) == without_origin(whole[1])
     for path in folder.rglob("records.jsonl"):
-        keys = [(r["kind"], r.get("label"), r.get("end"), r.get("step"), r.get("which")) for r in read(path)]
+        keys = [
+            (r["kind"], r.get("label"), r.get("end"), r.get("step"), r.get("which"))
+            for r in read(path)
+        ]
         assert len(set(keys)) == len(keys), path
 
 
 @pytest.mark.slow
 def test_death_between_records_and_the_checkpoint_doubles_no_record(whole, tmp_path, monkeypatch):
-    """The judgement and progress of step 4 are on record when the process dies, and step 4 is in no checkpoint."""
+    """The judgement and progress of step 4 are on record when the process dies, and step 4 is in no
+    checkpoint."""
     saved, save = [], meta_folder.checkpoint.save
 
     def save_once(*arguments):
@@ -180,7 +216,9 @@ def test_death_while_the_outcome_is_written(whole, tmp_path, monkeypatch):
     before = bytes_of(folder)
     carry_out(DIGITS, "full", folder)
     assert bytes_of(folder) == before
-    assert (folder / "table.md").read_text().splitlines()[:-3] == (whole[0] / "table.md").read_text().splitlines()[:-3]
+    assert (folder / "table.md").read_text().splitlines()[:-3] == (
+        whole[0] / "table.md"
+    ).read_text().splitlines()[:-3]
 
 
 def test_death_while_a_folder_is_made_leaves_nothing_in_the_way(whole, tmp_path):
@@ -193,7 +231,7 @@ def test_death_while_a_folder_is_made_leaves_nothing_in_the_way(whole, tmp_path)
     assert without_origin(record) == without_origin(whole[1])
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_other_settings_in_a_panels_folder_are_refused(whole, tmp_path, raises_clearly):
@@ -222,14 +260,21 @@ def test_a_folder_of_something_else_is_refused(whole, tmp_path, raises_clearly):
 @pytest.mark.parametrize(
     ("place", "line", "instead", "parts"),
     [
-        ("panels/one/", 2, '{"kind": "method"}\n', ["panels/one", "line 2", "has no label", "delete that line"]),
+        (
+            "panels/one/",
+            2,
+            '{"kind": "method"}\n',
+            ["panels/one", "line 2", "has no label", "delete that line"],
+        ),
         ("panels/one/", 2, '{"label": "a"}\n', ["panels/one", "line 2", "has no kind"]),
         ("panels/one/", 1, "", ["panels/one", "lost the record of its settings", "move it away"]),
         ("optimizers/lopt-digits/", 2, "{}\n", ["optimizers/lopt-digits", "line 2", "has no kind"]),
         ("", 2, "{}\n", ["line 2", "has no kind"]),
     ],
 )
-def test_damaged_records_are_one_clear_error(place, line, instead, parts, whole, tmp_path, raises_clearly):
+def test_damaged_records_are_one_clear_error(
+    place, line, instead, parts, whole, tmp_path, raises_clearly
+):
     folder = copied(whole, tmp_path)
     path = folder / f"{place}records.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -245,7 +290,9 @@ def test_a_method_whose_line_was_deleted_is_run_again(whole, tmp_path):
     path.write_text("".join([lines[0], *lines[2:]]))
     _, record = carry_out(DIGITS, "full", folder)
     methods = [r["label"] for r in read(path) if r["kind"] == "method"]
-    assert sorted(methods) == sorted(r["label"] for r in read(whole[0] / "panels/one/records.jsonl") if "train" in r)
+    assert sorted(methods) == sorted(
+        r["label"] for r in read(whole[0] / "panels/one/records.jsonl") if "train" in r
+    )
 
     def by_place(rows):
         return {(row["panel"], row["label"], row["metric"]): row for row in rows}
@@ -263,20 +310,28 @@ def test_names_and_scales_are_checked_first(tmp_path, raises_clearly):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- what is there already --------------------------------------------------------------------------------------------
+# --- what is there already ------------------------------------------------------------------------
 
 
 def test_a_published_optimizer_is_used_only_in_its_own_setting():
     config = META_RECIPES["lopt-a-fmnist"][1]
     assert matches("lopt-a-fmnist", config)
-    others = {"workers": 16, "local_steps": 8, "tasks": ("cifar10-mlp2",), "compress": "int8", "architecture": "lagg-a"}
+    others = {
+        "workers": 16,
+        "local_steps": 8,
+        "tasks": ("cifar10-mlp2",),
+        "compress": "int8",
+        "architecture": "lagg-a",
+    }
     for field, value in others.items():
         assert not matches("lopt-a-fmnist", replace(config, **{field: value})), field
     assert not matches("no-such-optimizer", config)
 
 
 def test_the_zoo_saves_a_meta_training(tmp_path):
-    place = run._Place(tmp_path, "full", Watch(), lambda: True)  # asked to stop, so that training would be noticed
+    place = run._Place(
+        tmp_path, "full", Watch(), lambda: True
+    )  # asked to stop, so that training would be noticed
     config = META_RECIPES["lopt-a-fmnist"][1]
     assert run._obtain(Learned("l", config, "lopt-a-fmnist"), place) == "lopt-a-fmnist"
     with pytest.raises(Interrupted, match="stopped before l"):
@@ -285,18 +340,29 @@ def test_the_zoo_saves_a_meta_training(tmp_path):
 
 def test_learned_optimizers_come_after_the_others():
     config = with_learned(DIGITS.panels[0], {"lopt-digits": "x/best.safetensors"})
-    assert config.optimizers == (*DIGITS.panels[0].config.optimizers, "x/best.safetensors:label=LOpt")
+    assert config.optimizers == (
+        *DIGITS.panels[0].config.optimizers,
+        "x/best.safetensors:label=LOpt",
+    )
 
 
 def test_a_sweep_on_record_is_found_by_its_setting(tmp_path):
     config = SWEEPS["slowmo"][1]
     folder = tmp_path / "some"
     folder.mkdir()
-    header = {"kind": "run", "config": {**asdict(config), "grid": list(config.grid), "points": list(config.points)}}
+    header = {
+        "kind": "run",
+        "config": {**asdict(config), "grid": list(config.grid), "points": list(config.points)},
+    }
     lines = [header, {"kind": "point"}, {"kind": "ranking"}]
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert find_sweep(config, tmp_path) == lines
-    changes = {"workers": 16, "grid": SWEEPS["slowmo-coarse"][1].grid, "rounds": 50, "compress": "topk:0.1+ef"}
+    changes = {
+        "workers": 16,
+        "grid": SWEEPS["slowmo-coarse"][1].grid,
+        "rounds": 50,
+        "compress": "topk:0.1+ef",
+    }
     for other in ({name: value} for name, value in changes.items()):
         assert find_sweep(replace(config, **other), tmp_path) is None, other
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
@@ -304,7 +370,7 @@ def test_a_sweep_on_record_is_found_by_its_setting(tmp_path):
     assert find_sweep(config, tmp_path / "nowhere") is None
 
 
-# --- for real ---------------------------------------------------------------------------------------------------------
+# --- for real -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Making an experiment small: smaller in every number, never in what it compares, and distinct where it was."""
+"""Making an experiment small: smaller in every number, never in what it compares, and distinct
+where it was."""
 
 from dataclasses import fields, replace
 
@@ -11,7 +12,14 @@ from laconic.reproduce.registry import EXPERIMENTS
 from laconic.reproduce.scale import at_scale, quarter, small_task, smoke, smoke_meta, smoke_sweep
 
 FULL = CompareConfig(
-    task="fmnist-mlp2", workers=32, local_steps=16, batch=128, rounds=1000, seeds=10, target_loss=0.2, compress="int8"
+    task="fmnist-mlp2",
+    workers=32,
+    local_steps=16,
+    batch=128,
+    rounds=1000,
+    seeds=10,
+    target_loss=0.2,
+    compress="int8",
 )
 
 
@@ -23,16 +31,44 @@ def test_a_comparison_shrinks_in_its_numbers_alone():
     small = smoke(FULL)
     assert (small.task, small.workers, small.local_steps) == ("fmnist-mlp2:width=16", 8, 4)
     assert (small.rounds, small.seeds, small.batch, small.target_loss) == (50, 2, 8, 1.5)
-    names = {"task", "workers", "local_steps", "batch", "rounds", "seeds", "evaluate_every", "target_loss"}
+    names = {
+        "task",
+        "workers",
+        "local_steps",
+        "batch",
+        "rounds",
+        "seeds",
+        "evaluate_every",
+        "target_loss",
+    }
     assert changed(FULL, small) == names
     assert smoke(replace(FULL, target_loss=None)).target_loss is None
 
 
 def test_meta_training_shrinks_and_keeps_what_it_learns():
-    full = MetaConfig(architecture="lagg-a", objective="valid", compress="topk:0.1+ef", local="adamw", gamma=1e-3)
+    full = MetaConfig(
+        architecture="lagg-a", objective="valid", compress="topk:0.1+ef", local="adamw", gamma=1e-3
+    )
     small = smoke_meta(full)
-    assert (small.steps, small.pairs, small.truncation, small.shortest, small.longest) == (5, 2, 5, 10, 20)
-    kept = ("architecture", "objective", "compress", "local", "gamma", "estimator", "sigma", "peak", "seed", "time")
+    assert (small.steps, small.pairs, small.truncation, small.shortest, small.longest) == (
+        5,
+        2,
+        5,
+        10,
+        20,
+    )
+    kept = (
+        "architecture",
+        "objective",
+        "compress",
+        "local",
+        "gamma",
+        "estimator",
+        "sigma",
+        "peak",
+        "seed",
+        "time",
+    )
     assert not changed(full, small) & set(kept)
     one_length = smoke_meta(replace(full, shortest=1000))
     assert one_length.shortest == one_length.longest == 20
@@ -44,9 +80,18 @@ def test_meta_training_shrinks_and_keeps_what_it_learns():
 
 def test_a_sweep_shrinks_to_some_of_its_grid():
     small = smoke_sweep(SWEEPS["slowmo"][1])
-    assert (small.method, small.rounds, small.seeds, small.workers, small.points) == ("slowmo", 50, 2, 2, ())
+    assert (small.method, small.rounds, small.seeds, small.workers, small.points) == (
+        "slowmo",
+        50,
+        2,
+        2,
+        (),
+    )
     assert smoke_sweep(SWEEPS["sgd"][1]).grid == SWEEPS["sgd"][1].grid
-    long = [smoke_sweep(replace(SWEEPS["sgd"][1], rounds=steps)).rounds for steps in (32_000, 64_000, 128_000)]
+    long = [
+        smoke_sweep(replace(SWEEPS["sgd"][1], rounds=steps)).rounds
+        for steps in (32_000, 64_000, 128_000)
+    ]
     assert long == [50, 100, 200]
 
 
@@ -76,7 +121,13 @@ def test_sizes_that_tell_tasks_apart_still_do():
 def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
     full, small = EXPERIMENTS[name], at_scale(EXPERIMENTS[name], "smoke")
     assert [p.name for p in small.panels] == [p.name for p in full.panels]
-    setting = lambda p: (p.config.task, p.config.workers, p.config.local_steps, p.config.compress, p.config.federated)
+    setting = lambda p: (
+        p.config.task,
+        p.config.workers,
+        p.config.local_steps,
+        p.config.compress,
+        p.config.federated,
+    )
     assert len({setting(p) for p in small.panels}) == len(full.panels)
     for ours, theirs in zip(small.panels, full.panels, strict=True):
         assert ours.config.optimizers == theirs.config.optimizers
@@ -87,12 +138,16 @@ def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
     assert len({timing.config for timing in small.timings}) == len(full.timings)
     assert list(small.optimizers()) == list(full.optimizers())
     distinct = list(small.optimizers().values())
-    assert all(one.config != other.config for i, one in enumerate(distinct) for other in distinct[:i])
+    assert all(
+        one.config != other.config for i, one in enumerate(distinct) for other in distinct[:i]
+    )
     assert at_scale(full, "full") is full
 
 
 def test_the_test_set_is_looked_at_more_than_once_only_where_that_is_shown():
-    looks = lambda name: {p.config.evaluate_every for p in at_scale(EXPERIMENTS[name], "smoke").panels}
+    looks = lambda name: {
+        p.config.evaluate_every for p in at_scale(EXPERIMENTS[name], "smoke").panels
+    }
     assert (looks("fig-validation"), looks("fig-workers"), looks("fig-large")) == ({10}, {50}, {25})
 
 

@@ -1,4 +1,5 @@
-"""Times of a round: measured part by part, told beside the paper's, drawn, stopped and taken up again."""
+"""Times of a round: measured part by part, told beside the paper's, drawn, stopped and taken up
+again."""
 
 import json
 from dataclasses import replace
@@ -17,7 +18,9 @@ from laconic.reproduce.run import carry_out
 from laconic.store.runlog import read
 from tests.reproduce.made import Killed, Watch
 
-CONFIG = OverheadConfig(task="digits-mlp", local_steps=(8, 16), workers=2, steps=3, last=2, restarts=2)
+CONFIG = OverheadConfig(
+    task="digits-mlp", local_steps=(8, 16), workers=2, steps=3, last=2, restarts=2
+)
 PAPER = {8: ((0.5, 1.0), (0.6, 1.2), (0.7, 1.4))}
 TIMED = Experiment(
     "timed",
@@ -25,7 +28,13 @@ TIMED = Experiment(
     "two models by the clock",
     timings=(TimingPanel("a", "A", CONFIG, PAPER), TimingPanel("b", "B", replace(CONFIG, batch=7))),
 )
-SECONDS = {"forward-backward": 0.008, "local step": 0.010, "local-sgd": 0.001, "lopt-a": 0.002, "lagg-a": 0.004}
+SECONDS = {
+    "forward-backward": 0.008,
+    "local step": 0.010,
+    "local-sgd": 0.001,
+    "lopt-a": 0.002,
+    "lagg-a": 0.004,
+}
 
 
 @pytest.fixture
@@ -89,13 +98,19 @@ def test_stopped_it_goes_on_with_the_next_part(clock, no_pictures, tmp_path):
     clock.clear()
     with pytest.raises(Interrupted, match="a: stopped after local step"):
         carry_out(TIMED, "full", tmp_path / "out", stop=lambda: len(clock) >= 2 * 2)
-    assert [record["kind"] for record in read(tmp_path / "out/timings/a/records.jsonl")] == ["run", "part", "part"]
+    assert [record["kind"] for record in read(tmp_path / "out/timings/a/records.jsonl")] == [
+        "run",
+        "part",
+        "part",
+    ]
     clock.clear()
     watch = Watch()
     folder, record = carry_out(TIMED, "full", tmp_path / "out", watching=watch)
     assert clock[:2] == [(128, "local-sgd")] * 2
     assert len(clock) == 2 * (3 + 5)
-    assert watch.begun[:4] == [("A", name, 10) for name in ("forward-backward", "local step") for _ in range(2)]
+    assert watch.begun[:4] == [
+        ("A", name, 10) for name in ("forward-backward", "local step") for _ in range(2)
+    ]
     assert record["rows"] == whole["rows"]
     clock.clear()
     assert carry_out(TIMED, "full", folder)[1] == record
@@ -130,7 +145,9 @@ def test_times_of_two_devices_do_not_mix(clock, no_pictures, tmp_path, raises_cl
         carry_out(TIMED, "full", folder)
 
 
-def test_other_settings_are_refused_and_the_report_knows_it(clock, no_pictures, tmp_path, raises_clearly):
+def test_other_settings_are_refused_and_the_report_knows_it(
+    clock, no_pictures, tmp_path, raises_clearly
+):
     folder, _ = carry_out(TIMED, "full", tmp_path / "results" / "timed")
     (found,) = collect(tmp_path / "results").runs
     assert (found.kind, found.name) == ("experiment", "timed")

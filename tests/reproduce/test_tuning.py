@@ -1,4 +1,5 @@
-"""Baselines that are tuned first: the best point is compared, once, and told with the grid it was found in."""
+"""Baselines that are tuned first: the best point is compared, once, and told with the grid it was
+found in."""
 
 from dataclasses import replace
 
@@ -22,7 +23,14 @@ TUNED = Experiment(
     "tuned",
     "Tuned",
     "one baseline that is tuned and one that is not",
-    (Panel("p", "P", replace(SMALL, optimizers=SMALL.optimizers[1:]), tuned=(Tuning("Local SGD", GRID),)),),
+    (
+        Panel(
+            "p",
+            "P",
+            replace(SMALL, optimizers=SMALL.optimizers[1:]),
+            tuned=(Tuning("Local SGD", GRID),),
+        ),
+    ),
 )
 
 
@@ -38,7 +46,9 @@ def quick():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     watch = Watch()
-    folder, record = carry_out(TUNED, "full", tmp_path_factory.mktemp("whole") / "out", watching=watch)
+    folder, record = carry_out(
+        TUNED, "full", tmp_path_factory.mktemp("whole") / "out", watching=watch
+    )
     return folder, record, watch.begun
 
 
@@ -48,7 +58,9 @@ def test_the_best_point_is_what_is_compared(whole):
     config = read(folder / "panels" / "p" / "records.jsonl")[0]["config"]
     assert config["optimizers"] == ["local-sgd:gamma=0.3,label=Local SGD", *SMALL.optimizers[1:]]
     (row,) = [row for row in record["rows"] if row["metric"] == "tuned"]
-    points = [r for r in read(folder / "sweeps" / "p-local-sgd" / "records.jsonl") if r["kind"] == "point"]
+    points = [
+        r for r in read(folder / "sweeps" / "p-local-sgd" / "records.jsonl") if r["kind"] == "point"
+    ]
     assert (row["ours"], row["points"], row["diverged"]) == ({"gamma": 0.3}, 3, 1)
     assert row["loss"] == points[1]["minimum"] < points[0]["minimum"]
 
@@ -59,7 +71,9 @@ def test_the_grid_is_told(whole):
     assert [row[:2] for row in compared.rows] == [["P", "Local SGD"], ["P", "SlowMo"]]
     assert found.rows[0][:6] == ["P", "Local SGD", "3", "1", "6", "0.3"]
     assert len(found.rows[0]) == len(found.headers)
-    told = [text for text in notes(TUNED, record, {"p": read(whole[0] / "panels/p/records.jsonl")}, {})]
+    told = [
+        text for text in notes(TUNED, record, {"p": read(whole[0] / "panels/p/records.jsonl")}, {})
+    ]
     grid = "gamma=1e-6,0.3,3e38: 3 points, 6 rounds, 1 seed; best values are in the order gamma."
     assert f"Local SGD is tuned over {grid}" in told
 
@@ -67,7 +81,9 @@ def test_the_grid_is_told(whole):
 def test_nothing_is_tuned_twice(whole, monkeypatch):
     folder, record, _ = whole
     watch = Watch()
-    monkeypatch.setattr(run, "find_sweep", lambda config: pytest.fail("its own sweep is there already"))
+    monkeypatch.setattr(
+        run, "find_sweep", lambda config: pytest.fail("its own sweep is there already")
+    )
     assert carry_out(TUNED, "full", folder, watching=watch) == (folder, record)
     assert watch.begun == []
 
@@ -85,7 +101,9 @@ def test_stopped_among_the_points_it_goes_on_with_the_next(whole, tmp_path):
 
 def test_a_sweep_on_record_stands_in_at_full_scale(tmp_path, monkeypatch):
     sweep(replace(GRID, out=tmp_path / "sweeps" / "mine"))
-    monkeypatch.setattr(run, "find_sweep", lambda config: recorded.find_sweep(config, tmp_path / "sweeps"))
+    monkeypatch.setattr(
+        run, "find_sweep", lambda config: recorded.find_sweep(config, tmp_path / "sweeps")
+    )
     watch = Watch()
     folder, record = carry_out(TUNED, "full", tmp_path / "out", watching=watch)
     assert [title for title, _, _ in watch.begun] == ["P", "P"]

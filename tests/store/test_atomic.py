@@ -21,14 +21,21 @@ def test_writes_replaces_and_makes_folders(tmp_path):
 def test_the_file_is_as_readable_as_any_other(tmp_path):
     (tmp_path / "plain").write_bytes(b"")
     atomic.write_bytes(tmp_path / "ours", b"")
-    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE(
+        (tmp_path / "plain").stat().st_mode
+    )
 
 
 def test_contents_are_synced_before_the_name_and_the_name_after(tmp_path, monkeypatch):
     events = []
     sync, replace = os.fsync, os.replace
     monkeypatch.setattr(
-        os, "fsync", lambda fd: (events.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"), sync(fd))
+        os,
+        "fsync",
+        lambda fd: (
+            events.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"),
+            sync(fd),
+        ),
     )
     monkeypatch.setattr(os, "replace", lambda a, b: (events.append("replace"), replace(a, b)))
     atomic.write_bytes(tmp_path / "x", b"1")
@@ -62,7 +69,9 @@ def test_a_process_killed_before_the_replace_leaves_the_old_file(tmp_path):
         f"from laconic.store import atomic; atomic.write_bytes({str(path)!r}, b'new')"
     )
     root = Path(atomic.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", crash], env={**os.environ, "PYTHONPATH": str(root)}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", crash], env={**os.environ, "PYTHONPATH": str(root)}, check=False
+    )
     assert done.returncode == 9
     assert path.read_bytes() == b"old"
     atomic.write_bytes(path, b"new")

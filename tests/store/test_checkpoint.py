@@ -57,7 +57,11 @@ def assert_same(a, b):
 
 
 def small_tree():
-    return {"w": np.array([1.0, 2.0], np.float32), "k": jax.random.key(1), "n": np.array(3, np.uint8)}
+    return {
+        "w": np.array([1.0, 2.0], np.float32),
+        "k": jax.random.key(1),
+        "n": np.array(3, np.uint8),
+    }
 
 
 @pytest.fixture
@@ -71,7 +75,9 @@ def saved(tmp_path):
 def test_round_trip_of_an_odd_tree(tmp_path, struct_like):
     path = tmp_path / "x.safetensors"
     checkpoint.save(path, odd_tree(), META)
-    like = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, odd_tree())) if struct_like else odd_tree()
+    like = (
+        jax.eval_shape(lambda: jax.tree.map(jnp.asarray, odd_tree())) if struct_like else odd_tree()
+    )
     tree, meta = checkpoint.load(path, like)
     assert_same(tree, odd_tree())
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
@@ -83,7 +89,9 @@ def test_restored_keys_draw_what_the_originals_would(tmp_path):
         key = jax.random.key(11, impl=impl)
         checkpoint.save(tmp_path / impl, key, {})
         restored, _ = checkpoint.load(tmp_path / impl, jax.random.key(0, impl=impl))
-        np.testing.assert_array_equal(jax.random.normal(restored, (4,)), jax.random.normal(key, (4,)))
+        np.testing.assert_array_equal(
+            jax.random.normal(restored, (4,)), jax.random.normal(key, (4,))
+        )
 
 
 @pytest.mark.parametrize("tree", [(), None, np.float32(2), jnp.zeros((2, 0, 3), jnp.bfloat16)])
@@ -100,11 +108,15 @@ def test_any_safetensors_reader_can_open_it(saved):
 
 
 def test_the_format_of_version_1_is_what_it_was(tmp_path):
-    """A file put together by hand, byte by byte, loads: changing the format or its hash needs a new version."""
+    """A file put together by hand, byte by byte, loads: changing the format or its hash needs a new
+    version."""
     meta, keys = '{"a": 1}', "{}"
     body = struct.pack("<2f", 1.0, -2.0) + b"\x07"
     total = hashlib.sha256(b'["{\\"a\\": 1}", "{}", 2]')
-    total.update(b'["[\'n\']", "uint8", []]\n\x07["[\'w\']", "float32", [2]]\n' + struct.pack("<2f", 1.0, -2.0))
+    total.update(
+        b'["[\'n\']", "uint8", []]\n\x07["[\'w\']", "float32", [2]]\n'
+        + struct.pack("<2f", 1.0, -2.0)
+    )
     header = json.dumps(
         {
             "__metadata__": {
@@ -161,7 +173,9 @@ def test_a_text_file(tmp_path, raises_clearly):
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
 def test_a_foreign_safetensors(tmp_path, raises_clearly, metadata):
-    (tmp_path / "foreign").write_bytes(safetensors.numpy.save({"w": np.zeros(2, np.float32)}, metadata))
+    (tmp_path / "foreign").write_bytes(
+        safetensors.numpy.save({"w": np.zeros(2, np.float32)}, metadata)
+    )
     with raises_clearly("foreign", "not a laconic-checkpoint", "give a file that laconic saved"):
         checkpoint.load(tmp_path / "foreign", {"w": np.zeros(2, np.float32)})
 
@@ -203,11 +217,23 @@ def rewrite(path, change, extra=()):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"w": jax.ShapeDtypeStruct((3,), jnp.float32)}, ("['w'] is float32[2] but float32[3] is wanted",)),
-        ({"w": jax.ShapeDtypeStruct((2, 1), jnp.float32)}, ("['w'] is float32[2] but float32[2, 1] is wanted",)),
-        ({"w": jax.ShapeDtypeStruct((2,), jnp.bfloat16)}, ("['w'] is float32[2] but bfloat16[2] is wanted",)),
+        (
+            {"w": jax.ShapeDtypeStruct((3,), jnp.float32)},
+            ("['w'] is float32[2] but float32[3] is wanted",),
+        ),
+        (
+            {"w": jax.ShapeDtypeStruct((2, 1), jnp.float32)},
+            ("['w'] is float32[2] but float32[2, 1] is wanted",),
+        ),
+        (
+            {"w": jax.ShapeDtypeStruct((2,), jnp.bfloat16)},
+            ("['w'] is float32[2] but bfloat16[2] is wanted",),
+        ),
         ({"k": jax.random.key(1, impl="rbg")}, ("['k'] is key<fry>[] but key<rbg>[] is wanted",)),
-        ({"k": jax.ShapeDtypeStruct((2,), jnp.uint32)}, ("['k'] is key<fry>[] but uint32[2] is wanted",)),
+        (
+            {"k": jax.ShapeDtypeStruct((2,), jnp.uint32)},
+            ("['k'] is key<fry>[] but uint32[2] is wanted",),
+        ),
         ({"extra": np.zeros(1, np.float32)}, ("['extra'] is missing",)),
         ({"w": {"w": np.zeros(2, np.float32)}}, ("['w']['w'] is missing", "['w'] is not wanted")),
         ({f"m{i}": np.zeros(1, np.float32) for i in range(9)}, ("['m0'] is missing", "and 6 more")),
@@ -258,7 +284,9 @@ def test_wide_numbers_need_x64_on_both_sides(tmp_path, raises_clearly):
         checkpoint.load(tmp_path / "x", tree)
 
 
-@pytest.mark.parametrize("meta", [{"a": float("nan")}, {"a": object()}, {"a": np.float32(1)}, {(1, 2): 3}])
+@pytest.mark.parametrize(
+    "meta", [{"a": float("nan")}, {"a": object()}, {"a": np.float32(1)}, {(1, 2): 3}]
+)
 def test_meta_that_is_not_json_is_refused(saved, raises_clearly, meta):
     before = saved.read_bytes()
     with raises_clearly("meta is not JSON"):
@@ -270,8 +298,13 @@ def test_leaves_of_one_name_are_refused(tmp_path, raises_clearly):
     class Clash:
         pass
 
-    children = (jax.tree_util.GetAttrKey("x"), np.zeros(1)), (jax.tree_util.GetAttrKey("x"), np.ones(1))
-    jax.tree_util.register_pytree_with_keys(Clash, lambda _: (children, None), lambda _, __: Clash())
+    children = (
+        (jax.tree_util.GetAttrKey("x"), np.zeros(1)),
+        (jax.tree_util.GetAttrKey("x"), np.ones(1)),
+    )
+    jax.tree_util.register_pytree_with_keys(
+        Clash, lambda _: (children, None), lambda _, __: Clash()
+    )
     with raises_clearly("two checkpoint leaves", ".x"):
         checkpoint.save(tmp_path / "x", Clash(), {})
 
@@ -289,7 +322,18 @@ def test_a_failed_replace_leaves_the_old_checkpoint(saved, monkeypatch, raises_c
     assert os.listdir(saved.parent) == [saved.name]
 
 
-DTYPES = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "bfloat16", "float32"]
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "float16",
+    "bfloat16",
+    "float32",
+]
 
 
 @st.composite
@@ -305,11 +349,17 @@ def arrays(draw):
 
 TREES = st.recursive(
     arrays() | st.none() | st.builds(jax.random.key, st.integers(0, 9)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )

@@ -30,7 +30,9 @@ class Config:
 
 def test_records_come_back_in_order(tmp_path):
     log = RunLog(tmp_path / "deep" / "run.jsonl")
-    log.append("start", seed=3, config=Config(0.1, (128, 10), Path("a/b")), note="line\nbreak \u2028 ü")
+    log.append(
+        "start", seed=3, config=Config(0.1, (128, 10), Path("a/b")), note="line\nbreak \u2028 ü"
+    )
     log.append("round", loss=1 / 3, accuracy=None, ok=True)
     assert runlog.read(log.path) == [
         {
@@ -56,7 +58,10 @@ def test_records_come_back_in_order(tmp_path):
         (np.int64(12345678), "12345678"),
         (np.bool_(True), "true"),
         (jnp.asarray(2.0 / 3.0, jnp.float32), "0.666667"),
-        (jnp.asarray([[1234567.0, jnp.inf], [1e-9, 0.5]], jnp.float32), "[[1234570.0, null], [1e-09, 0.5]]"),
+        (
+            jnp.asarray([[1234567.0, jnp.inf], [1e-9, 0.5]], jnp.float32),
+            "[[1234570.0, null], [1e-09, 0.5]]",
+        ),
         (jnp.asarray([0.1], jnp.bfloat16), "[0.100098]"),
         (np.array([], np.float32), "[]"),
         ({"a": {2: np.arange(2)}}, '{"a": {"2": [0, 1]}}'),
@@ -67,8 +72,12 @@ def test_how_values_are_written(tmp_path, value, written):
     assert (tmp_path / "x").read_text() == f'{{"kind": "k", "v": {written}}}\n'
 
 
-@pytest.mark.parametrize("value", [object(), 1j, np.array([1j]), jax.random.key(0), {(1, 2): 3}, Config])
-def test_values_json_cannot_hold_are_refused_before_anything_is_written(tmp_path, raises_clearly, value):
+@pytest.mark.parametrize(
+    "value", [object(), 1j, np.array([1j]), jax.random.key(0), {(1, 2): 3}, Config]
+)
+def test_values_json_cannot_hold_are_refused_before_anything_is_written(
+    tmp_path, raises_clearly, value
+):
     with raises_clearly("JSON cannot hold"):
         RunLog(tmp_path / "x").append("k", inner={"v": [0, value]})
     assert not (tmp_path / "x").exists()
@@ -137,23 +146,35 @@ def test_a_log_rewritten_with_its_own_records_is_the_same_and_goes_on(tmp_path):
     assert (tmp_path / "x").read_bytes() == before
     runlog.rewrite(tmp_path / "x", runlog.read(tmp_path / "x")[:1])
     log.append("end")
-    assert runlog.read(tmp_path / "x") == [{"kind": "round", "i": 0, "loss": 1 / 3, "note": "ü"}, {"kind": "end"}]
+    assert runlog.read(tmp_path / "x") == [
+        {"kind": "round", "i": 0, "loss": 1 / 3, "note": "ü"},
+        {"kind": "end"},
+    ]
     assert os.listdir(tmp_path) == ["x"]
 
 
 def test_write_json_is_strict_and_replaces(tmp_path):
     runlog.write_json(tmp_path / "x.json", {"old": 1})
     runlog.write_json(
-        tmp_path / "x.json", {"loss": np.float32(0.25), "bad": float("inf"), "c": Config(1.0, (), Path())}
+        tmp_path / "x.json",
+        {"loss": np.float32(0.25), "bad": float("inf"), "c": Config(1.0, (), Path())},
     )
     text = (tmp_path / "x.json").read_text()
-    assert json.loads(text) == {"loss": 0.25, "bad": None, "c": {"rate": 1.0, "sizes": [], "folder": "."}}
+    assert json.loads(text) == {
+        "loss": 0.25,
+        "bad": None,
+        "c": {"rate": 1.0, "sizes": [], "folder": "."},
+    }
     assert text.endswith("}\n")
     assert os.listdir(tmp_path) == ["x.json"]
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -177,10 +198,16 @@ def test_provenance_says_what_ran():
     found = runlog.provenance()
     devices = jax.devices()
     modules = {"jax": jax, "jaxlib": jaxlib, "optax": optax, "equinox": equinox, "numpy": np}
-    assert {name: found["versions"][name] for name in modules} == {n: m.__version__ for n, m in modules.items()}
+    assert {name: found["versions"][name] for name in modules} == {
+        n: m.__version__ for n, m in modules.items()
+    }
     assert found["versions"]["python"] == platform.python_version()
     assert found["versions"]["laconic"].count(".") == 2
-    assert found["device"] == {"kind": devices[0].device_kind, "count": len(devices), "platform": devices[0].platform}
+    assert found["device"] == {
+        "kind": devices[0].device_kind,
+        "count": len(devices),
+        "platform": devices[0].platform,
+    }
     assert found["host_cpus"] == os.cpu_count()
     started = datetime.fromisoformat(found["started"])
     assert started.utcoffset() == timedelta(0)
@@ -189,8 +216,19 @@ def test_provenance_says_what_ran():
 
 
 def git(folder, *arguments):
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false", *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    command = [
+        "git",
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b.c",
+        "-c",
+        "commit.gpgsign=false",
+        *arguments,
+    ]
+    return subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -213,7 +251,10 @@ def test_the_commit_of_a_work_tree(package, monkeypatch):
     head = git(package, "rev-parse", "HEAD")
     assert runlog.source_state(package) == (head, False)
     (package.parent / "results.json").write_text("{}")
-    assert runlog.source_state(package) == (head, False)  # what a run writes beside the package does not make it dirty
+    assert runlog.source_state(package) == (
+        head,
+        False,
+    )  # what a run writes beside the package does not make it dirty
     (package / "code.py").write_text("2\n")
     assert runlog.source_state(package) == (head, True)
 

@@ -34,14 +34,17 @@ def text_set():
         flat = rng.integers(0, 256, 5000).astype(np.uint8)
         rows = flat[: 20 * (context + 1)].reshape(20, context + 1)
         splits = {"train": {"x": jnp.asarray(flat)}, "test": {"x": jnp.asarray(rows)}}
-        return Dataset(Resident(splits, Windows(context + 1), CountWindows(context + 1)), vocabulary, "made")
+        return Dataset(
+            Resident(splits, Windows(context + 1), CountWindows(context + 1)), vocabulary, "made"
+        )
 
     return make
 
 
 @pytest.fixture(scope="session")
 def started():
-    """`started(task, seed, *leading)`: parameters and state of the right shapes drawn by NumPy, 1/√fan_in large.
+    """`started(task, seed, *leading)`: parameters and state of the right shapes drawn by NumPy,
+    1/√fan_in large.
 
     XLA takes seconds to compile a random draw, and far from every test is about the draw.
     """

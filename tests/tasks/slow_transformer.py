@@ -1,4 +1,5 @@
-"""A transformer's block in plain NumPy loops and float64: the independent twin of `laconic/tasks/transformer.py`."""
+"""A transformer's block in plain NumPy loops and float64: the independent twin of
+`laconic/tasks/transformer.py`."""
 
 import math
 
@@ -22,7 +23,9 @@ def gelu(x):
 def turn(x, t):
     """Pairs (i, i + E/2) as complex numbers, turned by t·10000^(−2i/E)."""
     half = len(x) // 2
-    turned = (x[:half] + 1j * x[half:]) * np.exp(1j * t * 10000.0 ** (-2 * np.arange(half) / len(x)))
+    turned = (x[:half] + 1j * x[half:]) * np.exp(
+        1j * t * 10000.0 ** (-2 * np.arange(half) / len(x))
+    )
     return np.concatenate([turned.real, turned.imag])
 
 
@@ -36,12 +39,17 @@ def slow_block(block, xs, heads, rotary=False, causal=True):
         for head in range(heads):
             mine = slice(head * size, (head + 1) * size)
             seen = range(t + 1 if causal else len(xs))
-            q, ks = projected[t][:hidden][mine], [projected[s][hidden : 2 * hidden][mine] for s in seen]
+            q, ks = (
+                projected[t][:hidden][mine],
+                [projected[s][hidden : 2 * hidden][mine] for s in seen],
+            )
             if rotary:
                 q, ks = turn(q, t), [turn(k, s) for s, k in enumerate(ks)]
             scores = [q @ k / math.sqrt(size) for k in ks]
             weights = np.exp(scores) / np.exp(scores).sum()
-            gathered[mine] = sum(w * projected[s][2 * hidden :][mine] for s, w in enumerate(weights))
+            gathered[mine] = sum(
+                w * projected[s][2 * hidden :][mine] for s, w in enumerate(weights)
+            )
         x = x + linear(block.out, gathered)
         after.append(x + linear(block.down, gelu(linear(block.up, norm(block.norm_mlp, x)))))
     return after

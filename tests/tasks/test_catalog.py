@@ -1,4 +1,5 @@
-"""Every named task: parameter counts, gradients, the transformations it must survive, and how it is named."""
+"""Every named task: parameter counts, gradients, the transformations it must survive, and how it is
+named."""
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,19 @@ from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import TASKS, make_task, make_task_and_source, parse_spec
 from tests.outer.trees import QUICK
 
-SHAPES = {"digits": (8, 8, 1), "fmnist": (28, 28, 1), "cifar10": (32, 32, 3), "imagenet32": (32, 32, 3)}
+SHAPES = {
+    "digits": (8, 8, 1),
+    "fmnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "imagenet32": (32, 32, 3),
+}
 SHAPES |= {"imagenet64": (64, 64, 3), "noise": (224, 224, 3)}
 CLASSES = {"imagenet32": 200, "imagenet64": 200, "noise": 1000}
 
 
 def resnet(published, classes):
-    """A published count at 224×224 and 1000 classes with the small stem and another number of classes."""
+    """A published count at 224×224 and 1000 classes with the small stem and another number of
+    classes."""
     return published - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64 - (2048 + 1) * (1000 - classes)
 
 
@@ -121,7 +128,11 @@ def test_each_model_has_a_finite_gradient_everywhere(name, made, started):
         assert np.any(np.asarray(leaf) != 0)
 
 
-SMALL = ["digits-mlp:width=5", "cifar10-cnn-bn:width=2", "lm-bytes:context=8,hidden=8,heads=2,layers=1"]
+SMALL = [
+    "digits-mlp:width=5",
+    "cifar10-cnn-bn:width=2",
+    "lm-bytes:context=8,hidden=8,heads=2,layers=1",
+]
 SMALL += [pytest.param(SMALL_RESNET, marks=pytest.mark.slow)]
 
 
@@ -137,13 +148,16 @@ def local_steps(task, params, state, items):
 
 @pytest.mark.parametrize("spec", SMALL)
 def test_seeds_workers_steps_and_data_as_argument(spec, made, started):
-    """vmap(seeds) > vmap(workers) > scan(steps), with the task as an argument, against one worker at a time."""
+    """vmap(seeds) > vmap(workers) > scan(steps), with the task as an argument, against one worker
+    at a time."""
     task, S, K, H, B = made(spec, shape=(5, 6, 3)), 2, 2, 3, 4
     params, state = started(task, 0, S)
     items = np.random.default_rng(0).integers(0, 20, (S, K, H, B)).astype(np.int32)
     workers = jax.vmap(local_steps, (None, None, None, 0))
     everyone = jax.vmap(workers, (None, 0, 0, 0))
-    together = jax.tree.map(np.asarray, jax.jit(everyone, compiler_options=QUICK)(task, params, state, items))
+    together = jax.tree.map(
+        np.asarray, jax.jit(everyone, compiler_options=QUICK)(task, params, state, items)
+    )
     assert together[1].shape == (S, K, H)
     alone = jax.jit(local_steps, compiler_options=QUICK)
     for seed, worker in np.ndindex(S, K):
@@ -170,7 +184,10 @@ def test_options(made):
     task = made("fmnist-mlp2:width=64")
     assert task.name == "fmnist-mlp2:width=64"
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 784 * 64 + 64 + 64 * 64 + 64 + 640 + 10
+    assert (
+        sum(leaf.size for leaf in jax.tree.leaves(params))
+        == 784 * 64 + 64 + 64 * 64 + 64 + 640 + 10
+    )
     assert parse_spec("lm-bytes:file=/a/b=c.txt,context=32") == (
         "lm-bytes",
         {"file": "/a/b=c.txt", "context": 32, "hidden": 64, "heads": 4, "layers": 2},
@@ -247,7 +264,9 @@ def test_random_images_have_the_sizes_asked_for_and_are_the_same_every_time():
 def test_options_reach_the_loaders(tmp_path):
     path = tmp_path / "x.txt"
     path.write_bytes(bytes(range(256)) * 20)
-    task, source = make_task_and_source(f"lm-bytes:file={path},context=16,hidden=8,heads=1,layers=1")
+    task, source = make_task_and_source(
+        f"lm-bytes:file={path},context=16,hidden=8,heads=1,layers=1"
+    )
     assert source.startswith(path.name)
     assert str(path.parent) not in source
     assert task.feed.take(jnp.arange(2))["x"].shape == (2, 17)

@@ -57,13 +57,17 @@ def test_mlp_task_against_numpy(activation, image_set, started):
     assert float(loss) == pytest.approx(cross_entropy(x, batch["y"]), rel=1e-5)
     accuracy = np.mean(x.argmax(1) == np.asarray(batch["y"]))
     assert float(aux.metrics["accuracy"]) == pytest.approx(accuracy)
-    assert float(jax.jit(task.evaluate)(params, state, batch)["accuracy"]) == pytest.approx(accuracy)
+    assert float(jax.jit(task.evaluate)(params, state, batch)["accuracy"]) == pytest.approx(
+        accuracy
+    )
     assert task.classes == 10
 
 
 def lax_conv(x, weight, stride):
     layout = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, weight, (stride, stride), "SAME", dimension_numbers=layout)
+    return jax.lax.conv_general_dilated(
+        x, weight, (stride, stride), "SAME", dimension_numbers=layout
+    )
 
 
 def test_cnn_is_the_described_network():
@@ -97,7 +101,9 @@ def test_leaves_that_are_no_arrays_stay_out_of_the_parameters(image_set):
     params, state = jax.jit(task.init)(KEY)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
     batch = task.feed.splits["train"]
-    logits = eqx.combine(params, eqx.filter(build(KEY), eqx.is_array, inverse=True))(images(batch)[0])
+    logits = eqx.combine(params, eqx.filter(build(KEY), eqx.is_array, inverse=True))(
+        images(batch)[0]
+    )
     loss, _ = jax.jit(task.loss)(params, state, batch, KEY)
     assert float(loss) == pytest.approx(cross_entropy(logits, batch["y"]), rel=1e-5)
 
@@ -116,9 +122,15 @@ def test_batch_norm_state_flows_through_aux(norm_task, started):
     batch = norm_task.feed.splits["train"]
     loss_of = jax.jit(norm_task.loss)
     loss, aux = loss_of(params, state, batch, KEY)
-    first = np.asarray(lax_conv(images(batch)[0], params.convs[0].weight, 2), np.float64).reshape(-1, 2)
-    np.testing.assert_allclose(aux.model_state[0].mean, 0.9 * state[0].mean + 0.1 * first.mean(0), rtol=1e-4)
-    np.testing.assert_allclose(aux.model_state[0].var, 0.9 * state[0].var + 0.1 * first.var(0), rtol=1e-4)
+    first = np.asarray(lax_conv(images(batch)[0], params.convs[0].weight, 2), np.float64).reshape(
+        -1, 2
+    )
+    np.testing.assert_allclose(
+        aux.model_state[0].mean, 0.9 * state[0].mean + 0.1 * first.mean(0), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        aux.model_state[0].var, 0.9 * state[0].var + 0.1 * first.var(0), rtol=1e-4
+    )
     other_loss, _ = loss_of(params, aux.model_state, batch, KEY)
     assert float(other_loss) == float(loss)  # training sees the batch's statistics only
     evaluate = jax.jit(norm_task.evaluate)
@@ -130,7 +142,9 @@ def test_batch_norm_evaluation_does_not_mix_examples(norm_task, started):
     params, state = started(norm_task)
     evaluate = jax.jit(norm_task.evaluate)
     batch = jax.tree.map(np.asarray, norm_task.feed.splits["train"])
-    alone = [evaluate(params, state, jax.tree.map(lambda a: a[[i]], batch))["loss"] for i in range(4)]  # noqa: B023
+    alone = [
+        evaluate(params, state, jax.tree.map(lambda a: a[[i]], batch))["loss"] for i in range(4)
+    ]  # noqa: B023
     together = evaluate(params, state, jax.tree.map(lambda a: a[:4], batch))["loss"]
     assert float(together) == pytest.approx(np.mean(alone), rel=1e-5)
 
@@ -143,4 +157,6 @@ def test_batch_norm_with_the_batchs_statistics_evaluates_as_it_trains(norm_task,
         loss, aux = loss_of(params, state, batch, KEY)
         state = aux.model_state
     assert all(isinstance(part, Statistics) for part in state)
-    assert float(jax.jit(norm_task.evaluate)(params, state, batch)["loss"]) == pytest.approx(float(loss), rel=1e-4)
+    assert float(jax.jit(norm_task.evaluate)(params, state, batch)["loss"]) == pytest.approx(
+        float(loss), rel=1e-4
+    )

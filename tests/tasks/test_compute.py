@@ -26,7 +26,10 @@ def pair(image_set, text_set, started):
     def make(spec):
         name, options = parse_spec(spec)
         dataset = text_set(8, 300) if name.startswith("lm") else image_set(8, 8, 3)
-        tasks = [TASKS[name].model(spec, dataset, {**options, "compute": kind}) for kind in ("f32", "bf16")]
+        tasks = [
+            TASKS[name].model(spec, dataset, {**options, "compute": kind})
+            for kind in ("f32", "bf16")
+        ]
         return (*tasks, *started(tasks[0]))
 
     return make
@@ -34,7 +37,9 @@ def pair(image_set, text_set, started):
 
 def gradient_of(task):
     def run(params, state, items):
-        return jax.value_and_grad(task.loss, has_aux=True)(params, state, task.feed.take(items), jax.random.key(0))
+        return jax.value_and_grad(task.loss, has_aux=True)(
+            params, state, task.feed.take(items), jax.random.key(0)
+        )
 
     return run
 
@@ -62,7 +67,9 @@ def test_products_are_bfloat16_and_what_comes_out_is_float32(spec, pair):
     for task, kind in ((plain, "float32"), (narrow, "bfloat16")):
         traced = jax.make_jaxpr(gradient_of(task))(params, state, items)
         assert types_of_products(traced) == {kind}
-        assert {str(aval.dtype) for aval in traced.out_avals} == {"float32"}  # loss, metrics, statistics, gradients
+        assert {str(aval.dtype) for aval in traced.out_avals} == {
+            "float32"
+        }  # loss, metrics, statistics, gradients
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -77,11 +84,14 @@ def test_the_two_are_close(spec, pair):
     assert float(narrow_loss) == pytest.approx(float(loss), rel=0.02)
     assert float(narrow_loss) != float(loss)
     flat, narrow_flat = (
-        np.concatenate([np.ravel(g) for g in jax.tree.leaves(tree)]) for tree in (gradient, narrow_gradient)
+        np.concatenate([np.ravel(g) for g in jax.tree.leaves(tree)])
+        for tree in (gradient, narrow_gradient)
     )
     cosine = flat @ narrow_flat / np.linalg.norm(flat) / np.linalg.norm(narrow_flat)
     assert cosine > 0.99
-    for a, b in zip(jax.tree.leaves(aux.model_state), jax.tree.leaves(narrow_aux.model_state), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(aux.model_state), jax.tree.leaves(narrow_aux.model_state), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02)
 
 
@@ -91,7 +101,9 @@ def test_a_worker_keeps_float32_weights(pair):
     shared = Shared(params, state)
 
     def work(shared):
-        return client.run(shared, client.init(shared), jnp.zeros((20, 4), jnp.int32), jax.random.key(0))
+        return client.run(
+            shared, client.init(shared), jnp.zeros((20, 4), jnp.int32), jax.random.key(0)
+        )
 
     message, _, losses = jax.jit(work, compiler_options=QUICK)(shared)
     assert {leaf.dtype for leaf in jax.tree.leaves(message.delta)} == {jnp.dtype("float32")}

@@ -1,4 +1,5 @@
-"""What half precision has of its own in layers: sums as products with ones, and gradients written out by hand."""
+"""What half precision has of its own in layers: sums as products with ones, and gradients written
+out by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,9 @@ def test_results_and_gradients_are_those_of_the_formula(name):
     theirs, expected = both(plain, jnp.float32)
     np.testing.assert_allclose(exact(mine), exact(theirs), rtol=2 * HALF, atol=2 * HALF)
     np.testing.assert_allclose(exact(slopes[0]), exact(expected[0]), rtol=2 * HALF, atol=4 * HALF)
-    for a, b in zip(slopes[1:], expected[1:], strict=True):  # sums: what is rounded is small beside them
+    for a, b in zip(
+        slopes[1:], expected[1:], strict=True
+    ):  # sums: what is rounded is small beside them
         assert a.dtype == jnp.float32
         assert np.linalg.norm(exact(a) - exact(b)) < HALF * np.linalg.norm(exact(b))
 
@@ -84,11 +87,17 @@ def test_statistics_of_a_batch():
     _, by = jax.jit(batch_normal)(y, jnp.ones(6), jnp.zeros(6))
     flat = exact(y).reshape(-1, 6)
     np.testing.assert_allclose(by.mean, flat.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(by.var, flat.var(0), rtol=2e-3)  # of squares that are rounded, one by one
+    np.testing.assert_allclose(
+        by.var, flat.var(0), rtol=2e-3
+    )  # of squares that are rounded, one by one
 
 
 def test_looking_up_is_indexing_and_so_is_its_gradient():
-    table, tokens, g = normal(0, 11, 4), np.random.default_rng(1).integers(0, 11, (3, 9)), normal(2, 3, 9, 4)
+    table, tokens, g = (
+        normal(0, 11, 4),
+        np.random.default_rng(1).integers(0, 11, (3, 9)),
+        normal(2, 3, 9, 4),
+    )
     for function in (looked_up, lambda table, tokens: table[tokens]):
         out, back = jax.vjp(lambda table, f=function: f(table, tokens), table)
         np.testing.assert_array_equal(out, table[tokens])
@@ -98,18 +107,23 @@ def test_looking_up_is_indexing_and_so_is_its_gradient():
 
 
 def test_batch_normals_second_derivative_is_the_formulas(monkeypatch):
-    """As meta-training by backpropagation takes it. With exact sums, so that only the rule itself is compared."""
-    monkeypatch.setattr(module, "column_sums", lambda x: jnp.sum(x.reshape(-1, x.shape[-1]), axis=0))
+    """As meta-training by backpropagation takes it. With exact sums, so that only the rule itself
+    is compared."""
+    monkeypatch.setattr(
+        module, "column_sums", lambda x: jnp.sum(x.reshape(-1, x.shape[-1]), axis=0)
+    )
     y, g, scale, shift = normal(1, 32, 6), normal(2, 32, 6), 1 + normal(3, 6) / 3, normal(4, 6)
 
     def plain(y, scale, shift):
         return normalise(y, Statistics(jnp.mean(y, 0), jnp.var(y, 0)), scale, shift)
 
     def twice(function):
-        slopes = lambda y, scale: jax.grad(lambda y, scale: jnp.sum(jnp.sin(function(y, scale, shift)) * g), (0, 1))(
-            y, scale
-        )
-        return jax.grad(lambda y, scale: sum(jnp.sum(jnp.cos(s)) for s in slopes(y, scale)), (0, 1))(y, scale)
+        slopes = lambda y, scale: jax.grad(
+            lambda y, scale: jnp.sum(jnp.sin(function(y, scale, shift)) * g), (0, 1)
+        )(y, scale)
+        return jax.grad(
+            lambda y, scale: sum(jnp.sum(jnp.cos(s)) for s in slopes(y, scale)), (0, 1)
+        )(y, scale)
 
     mine, theirs = twice(lambda *a: batch_normal(*a)[0]), twice(plain)
     for a, b in zip(mine, theirs, strict=True):

@@ -1,4 +1,5 @@
-"""Every large task trains: 20 rounds by simulated workers at reduced width, on data that can be learned."""
+"""Every large task trains: 20 rounds by simulated workers at reduced width, on data that can be
+learned."""
 
 import jax
 import jax.numpy as jnp
@@ -79,10 +80,14 @@ def test_twenty_rounds(name):
 
     def train(key):
         def one_round(state, _):
-            state, losses_KH = communication_round(workers, server, state, draw_items(task.feed, state, K, H, B))
+            state, losses_KH = communication_round(
+                workers, server, state, draw_items(task.feed, state, K, H, B)
+            )
             return state, jnp.mean(losses_KH)
 
-        state, losses_T = jax.lax.scan(one_round, init_round(task, workers, server, K, key), length=20)
+        state, losses_T = jax.lax.scan(
+            one_round, init_round(task, workers, server, K, key), length=20
+        )
         return losses_T, heldout_metrics(task, state.shared)
 
     losses_T, heldout = jax.jit(train, compiler_options=QUICK)(jax.random.key(0))

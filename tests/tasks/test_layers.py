@@ -1,4 +1,5 @@
-"""Layers against lax, NumPy and torch-like definitions; their initial values against the distribution promised."""
+"""Layers against lax, NumPy and torch-like definitions; their initial values against the
+distribution promised."""
 
 import equinox as eqx
 import jax
@@ -8,19 +9,34 @@ import pytest
 from jax import lax
 from scipy import stats
 
-from laconic.tasks.layers import Conv, ConvNorm, LayerNorm, Linear, Statistics, fan_in_normals, same_conv
+from laconic.tasks.layers import (
+    Conv,
+    ConvNorm,
+    LayerNorm,
+    Linear,
+    Statistics,
+    fan_in_normals,
+    same_conv,
+)
 
 KEY = jax.random.key(0)
 
 
 def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)  # a jitted draw would compile each shape
+    return (
+        np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    )  # a jitted draw would compile each shape
 
 
 def reference_conv(x, weight, stride):
     layout = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(
-        x, weight, (stride, stride), "SAME", dimension_numbers=layout, precision=lax.Precision.HIGHEST
+        x,
+        weight,
+        (stride, stride),
+        "SAME",
+        dimension_numbers=layout,
+        precision=lax.Precision.HIGHEST,
     )
 
 
@@ -30,7 +46,11 @@ KERNELS = [(3, 3), (2, 5), (7, 7), (5, 6)]  # the large ones by tiles at stride 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolution_equals_xlas(stride):
-    cases = [(normal(1, 2, *size, 3), normal(2, *kernel, 3, 4) / 3) for size in SIZES for kernel in KERNELS]
+    cases = [
+        (normal(1, 2, *size, 3), normal(2, *kernel, 3, 4) / 3)
+        for size in SIZES
+        for kernel in KERNELS
+    ]
     mine, theirs = (
         jax.jit(lambda cases, conv=conv: [conv(x, weight, stride) for x, weight in cases])(cases)
         for conv in (same_conv, reference_conv)
@@ -61,7 +81,9 @@ def test_initial_values_are_truncated_at_two_sigma_and_not_corrected():
         values, sigma = np.asarray(array, np.float64).reshape(-1), 1 / np.sqrt(fan_in)
         assert 1.99 * sigma < np.abs(values).max() <= 2 * sigma * (1 + 1e-6)
         assert stats.kstest(values, stats.truncnorm(-2, 2, scale=sigma).cdf).pvalue > 1e-3
-        assert values.std() == pytest.approx(0.8796 * sigma, rel=0.02)  # the truncated normal's own deviation
+        assert values.std() == pytest.approx(
+            0.8796 * sigma, rel=0.02
+        )  # the truncated normal's own deviation
 
 
 def test_drawn_arrays_share_no_values():
@@ -79,14 +101,18 @@ def test_biases_start_at_zero_and_scales_at_one():
 
 
 def test_linear_for_any_leading_axes():
-    linear = eqx.tree_at(lambda layer: layer.bias, Linear(normal(7, 5, 3)), jnp.array([1.0, 2.0, 3.0]))
+    linear = eqx.tree_at(
+        lambda layer: layer.bias, Linear(normal(7, 5, 3)), jnp.array([1.0, 2.0, 3.0])
+    )
     x = normal(3, 2, 4, 5)
     expected = np.asarray(x, np.float64) @ np.asarray(linear.weight, np.float64) + [1, 2, 3]
     np.testing.assert_allclose(linear(x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_layer_norm_against_numpy():
-    norm = eqx.tree_at(lambda layer: (layer.scale, layer.shift), LayerNorm(6), (jnp.arange(6.0), jnp.ones(6)))
+    norm = eqx.tree_at(
+        lambda layer: (layer.scale, layer.shift), LayerNorm(6), (jnp.arange(6.0), jnp.ones(6))
+    )
     x = np.asarray(3 * normal(4, 2, 5, 6) + 7, np.float64)
     centred = x - x.mean(-1, keepdims=True)
     expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * np.arange(6) + 1
@@ -95,7 +121,9 @@ def test_layer_norm_against_numpy():
 
 def conv_norm():
     scale, shift = jnp.array([1.0, 2.0, 0.5, -1.0]), jnp.array([0.0, 1.0, 2.0, 3.0])
-    return eqx.tree_at(lambda layer: (layer.scale, layer.shift), ConvNorm(normal(8, 3, 3, 2, 4), 2), (scale, shift))
+    return eqx.tree_at(
+        lambda layer: (layer.scale, layer.shift), ConvNorm(normal(8, 3, 3, 2, 4), 2), (scale, shift)
+    )
 
 
 def test_batch_norm_against_numpy():
@@ -106,11 +134,17 @@ def test_batch_norm_against_numpy():
     mean, var = flat.mean(0), ((flat - flat.mean(0)) ** 2).mean(0)
     scale, shift = np.asarray(layer.scale), np.asarray(layer.shift)
     got, after = eqx.filter_jit(layer.train)(x, running)
-    np.testing.assert_allclose(got, (y - mean) / np.sqrt(var + 1e-5) * scale + shift, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        got, (y - mean) / np.sqrt(var + 1e-5) * scale + shift, rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(after.mean, 0.9 * np.asarray(running.mean) + 0.1 * mean, rtol=1e-5)
     np.testing.assert_allclose(after.var, 0.9 * np.asarray(running.var) + 0.1 * var, rtol=1e-5)
-    expected = (y - np.asarray(running.mean)) / np.sqrt(np.asarray(running.var) + 1e-5) * scale + shift
-    np.testing.assert_allclose(eqx.filter_jit(layer.infer)(x, running), expected, rtol=1e-4, atol=1e-5)
+    expected = (y - np.asarray(running.mean)) / np.sqrt(
+        np.asarray(running.var) + 1e-5
+    ) * scale + shift
+    np.testing.assert_allclose(
+        eqx.filter_jit(layer.infer)(x, running), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_batch_norms_running_statistics_settle_on_the_batchs():
@@ -121,4 +155,6 @@ def test_batch_norms_running_statistics_settle_on_the_batchs():
     train = eqx.filter_jit(layer.train)
     for _ in range(200):
         trained, running = train(x, running)
-    np.testing.assert_allclose(eqx.filter_jit(layer.infer)(x, running), trained, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        eqx.filter_jit(layer.infer)(x, running), trained, rtol=1e-4, atol=1e-5
+    )

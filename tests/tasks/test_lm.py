@@ -16,7 +16,9 @@ from tests.tasks.slow_transformer import linear, norm, slow_block
 @pytest.fixture(scope="module")
 def decoder():
     """A small decoder whose every array, biases and scales too, holds something."""
-    shapes = eqx.filter_eval_shape(Decoder, jax.random.key(0), vocabulary=11, context=6, hidden=8, heads=2, layers=2)
+    shapes = eqx.filter_eval_shape(
+        Decoder, jax.random.key(0), vocabulary=11, context=6, hidden=8, heads=2, layers=2
+    )
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda a: rng.normal(0, 0.5, a.shape).astype(np.float32), shapes)
 
@@ -52,7 +54,10 @@ def test_a_byte_changes_nothing_before_it(decoder):
 def test_a_shorter_text_is_read_alike(decoder):
     tokens = np.array([[1, 2, 3, 4, 5, 6]] * 2)
     np.testing.assert_allclose(
-        logits_of(decoder, tokens[:, :4]), np.asarray(logits_of(decoder, tokens))[:, :4], rtol=1e-4, atol=1e-5
+        logits_of(decoder, tokens[:, :4]),
+        np.asarray(logits_of(decoder, tokens))[:, :4],
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -78,12 +83,27 @@ def test_loss_is_in_nats_a_byte(text_set, started):
 
 
 def test_what_is_stated_of_its_size(text_set):
-    """12 layers of 192: 5,338,368 parameters, a final norm, and what the vocabulary and the context add."""
+    """12 layers of 192: 5,338,368 parameters, a final norm, and what the vocabulary and the context
+    add."""
     layer = 192 * 576 + 576 + 192 * 192 + 192 + 192 * 768 + 768 + 768 * 192 + 192 + 4 * 192
     assert 12 * layer == 5_338_368
-    for vocabulary, context, positions in ((256, 64, "learned"), (4096, 64, "learned"), (32_000, 16, "rotary")):
-        shape = {"context": context, "hidden": 192, "heads": 12, "layers": 12, "positions": positions}
+    for vocabulary, context, positions in (
+        (256, 64, "learned"),
+        (4096, 64, "learned"),
+        (32_000, 16, "rotary"),
+    ):
+        shape = {
+            "context": context,
+            "hidden": 192,
+            "heads": 12,
+            "layers": 12,
+            "positions": positions,
+        }
         task = lm_task("lm", text_set(context, vocabulary), **shape)
         params, _ = jax.eval_shape(task.init, jax.random.key(0))
-        outside = (192 + 192 + 1) * vocabulary + (context * 192 if positions == "learned" else 0) + 2 * 192
+        outside = (
+            (192 + 192 + 1) * vocabulary
+            + (context * 192 if positions == "learned" else 0)
+            + 2 * 192
+        )
         assert count_parameters(params) == 12 * layer + outside

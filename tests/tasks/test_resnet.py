@@ -1,4 +1,5 @@
-"""Residual networks against NumPy (a block) and torch (a whole network), and their sizes against the published ones."""
+"""Residual networks against NumPy (a block) and torch (a whole network), and their sizes against
+the published ones."""
 
 import equinox as eqx
 import jax
@@ -27,14 +28,16 @@ def small(blocks, stem="small", conv="product", width=4):
     return lambda key: ResNet(key, 3, 7, blocks=blocks, width=width, stem=stem, conv=conv)
 
 
-# --- one block, in NumPy ----------------------------------------------------------------------------------------------
+# --- one block, in NumPy --------------------------------------------------------------------------
 
 
 def slow_conv(x_BHWC, weight, stride):
     """One place and one tap at a time, "SAME" padding."""
     B, H, W, _ = x_BHWC.shape
     k, out = weight.shape[0], (-(-H // stride), -(-W // stride))
-    above, left = (max((n - 1) * stride + k - size, 0) // 2 for n, size in zip(out, (H, W), strict=True))
+    above, left = (
+        max((n - 1) * stride + k - size, 0) // 2 for n, size in zip(out, (H, W), strict=True)
+    )
     y = np.zeros((B, *out, weight.shape[-1]))
     for i, j in np.ndindex(*out):
         for a, b in np.ndindex(k, k):
@@ -47,7 +50,11 @@ def slow_conv(x_BHWC, weight, stride):
 def slow_norm(layer, x, stride):
     y = slow_conv(x, np.asarray(layer.weight, np.float64), stride)
     mean, var = y.mean((0, 1, 2)), y.var((0, 1, 2))
-    return (y - mean) / np.sqrt(var + 1e-5) * np.asarray(layer.scale) + np.asarray(layer.shift), mean, var
+    return (
+        (y - mean) / np.sqrt(var + 1e-5) * np.asarray(layer.scale) + np.asarray(layer.shift),
+        mean,
+        var,
+    )
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -66,19 +73,28 @@ def test_a_block_against_numpy(index):
     straight = x if block.shortcut is None else slow_norm(block.shortcut, x, stride)[0]
     np.testing.assert_allclose(got, np.maximum(y + straight, 0), rtol=1e-4, atol=1e-5)
     assert got.shape == (2, 6 // stride, 6 // stride, 4 * 8)
-    np.testing.assert_allclose(after[2].mean, 0.9 * state[2].mean + 0.1 * mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        after[2].mean, 0.9 * state[2].mean + 0.1 * mean, rtol=1e-4, atol=1e-6
+    )
     np.testing.assert_allclose(after[2].var, 0.9 * state[2].var + 0.1 * var, rtol=1e-4, atol=1e-6)
     assert len(after) == len(state) == (4 if index == 0 else 3)
 
 
-# --- a whole network, in torch ----------------------------------------------------------------------------------------
+# --- a whole network, in torch --------------------------------------------------------------------
 
 
 class TorchTwin:
-    """The network by torch's functions, from the same arrays; running statistics are left as they are."""
+    """The network by torch's functions, from the same arrays; running statistics are left as they
+    are."""
 
     def __init__(self, torch, model, state, training):
-        self.torch, self.F, self.model, self.state, self.training = torch, torch.nn.functional, model, state, training
+        self.torch, self.F, self.model, self.state, self.training = (
+            torch,
+            torch.nn.functional,
+            model,
+            state,
+            training,
+        )
 
     def tensor(self, array):
         return self.torch.tensor(np.asarray(array, np.float64))
@@ -90,24 +106,34 @@ class TorchTwin:
 
     def conv(self, layer, running, x):
         kernel = self.tensor(layer.weight).permute(3, 2, 0, 1)
-        y = self.F.conv2d(self.padded(x, kernel.shape[-1], layer.stride), kernel, stride=layer.stride)
+        y = self.F.conv2d(
+            self.padded(x, kernel.shape[-1], layer.stride), kernel, stride=layer.stride
+        )
         mean, var, scale, shift = map(self.tensor, (*running, layer.scale, layer.shift))
-        return self.F.batch_norm(y, mean, var, scale, shift, training=self.training, momentum=0.0, eps=1e-5)
+        return self.F.batch_norm(
+            y, mean, var, scale, shift, training=self.training, momentum=0.0, eps=1e-5
+        )
 
     def block(self, block, state, x):
         y = x
         for i, (conv, running) in enumerate(zip(block.convs, state, strict=False)):
             y = self.conv(conv, running, self.F.relu(y) if i else y)
-        return self.F.relu(y + (x if block.shortcut is None else self.conv(block.shortcut, state[3], x)))
+        return self.F.relu(
+            y + (x if block.shortcut is None else self.conv(block.shortcut, state[3], x))
+        )
 
     def logits(self, x_BHWC, pooled):
-        x = self.F.relu(self.conv(self.model.stem, self.state[0], self.tensor(x_BHWC).permute(0, 3, 1, 2)))
+        x = self.F.relu(
+            self.conv(self.model.stem, self.state[0], self.tensor(x_BHWC).permute(0, 3, 1, 2))
+        )
         if pooled:
             x = self.F.max_pool2d(self.padded(x, 3, 2, -np.inf), 3, 2)
         for stage, states in zip(self.model.stages, self.state[1], strict=True):
             for block, state in zip(stage, states, strict=True):
                 x = self.block(block, state, x)
-        return (x.mean((2, 3)) @ self.tensor(self.model.head.weight) + self.tensor(self.model.head.bias)).numpy()
+        return (
+            x.mean((2, 3)) @ self.tensor(self.model.head.weight) + self.tensor(self.model.head.bias)
+        ).numpy()
 
 
 @pytest.mark.parametrize("stem", ["small", "pooled", "large"])
@@ -129,21 +155,31 @@ def test_either_convolution_gives_the_same(image_set):
     x = np.random.default_rng(2).uniform(size=(3, 9, 8, 3)).astype(np.float32)
     weight = np.random.default_rng(3).normal(size=(7, 7, 3, 4)).astype(np.float32) / 10
     for stride in (1, 2):
-        np.testing.assert_allclose(same_conv(x, weight, stride), xla_conv(x, weight, stride), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(xla_conv(x, weight, stride), slow_conv(x, weight, stride), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            same_conv(x, weight, stride), xla_conv(x, weight, stride), rtol=1e-4, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            xla_conv(x, weight, stride), slow_conv(x, weight, stride), rtol=1e-4, atol=1e-5
+        )
     for conv, count in (("product", 0), ("xla", 4)):
         task = resnet_task("r", image_set(8, 8, 3), blocks=(1,), width=2, conv=conv)
         params, state = jax.eval_shape(task.init, KEY)
         said = str(jax.make_jaxpr(task.evaluate)(params, state, task.feed.splits["test"]))
-        assert said.count("conv_general_dilated[") == count + (conv == "xla")  # the stem, three, and the shortcut
+        assert said.count("conv_general_dilated[") == count + (
+            conv == "xla"
+        )  # the stem, three, and the shortcut
 
 
 def test_the_pool_takes_the_largest():
     x = np.random.default_rng(0).normal(size=(1, 5, 6, 2)).astype(np.float32)
     got = np.asarray(max_pool(jnp.asarray(x), 3, 2))
-    padded = np.pad(x, ((0, 0), (1, 1), (0, 1), (0, 0)), constant_values=-np.inf)  # XLA's "SAME" of 5 and of 6
+    padded = np.pad(
+        x, ((0, 0), (1, 1), (0, 1), (0, 0)), constant_values=-np.inf
+    )  # XLA's "SAME" of 5 and of 6
     for i, j in np.ndindex(3, 3):
-        np.testing.assert_array_equal(got[:, i, j], padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((1, 2)))
+        np.testing.assert_array_equal(
+            got[:, i, j], padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((1, 2))
+        )
 
 
 def test_the_pools_gradient_goes_to_the_largest():
@@ -157,7 +193,9 @@ def test_the_pools_gradient_goes_to_the_largest():
     np.testing.assert_array_equal(gradient, expected)
 
 
-@pytest.mark.parametrize(("blocks", "published"), [((3, 4, 6, 3), 25_557_032), ((3, 8, 36, 3), 60_192_808)])
+@pytest.mark.parametrize(
+    ("blocks", "published"), [((3, 4, 6, 3), 25_557_032), ((3, 8, 36, 3), 60_192_808)]
+)
 def test_the_published_sizes(blocks, published):
     """ResNet-50 and -152 at 224×224 and 1000 classes; nothing is allocated."""
     build = lambda key: ResNet(key, 3, 1000, blocks=blocks, width=64, stem="large", conv="product")

@@ -1,4 +1,5 @@
-"""The kernel for few positions, in Pallas's interpreter, against loops in float64 and against JAX's own derivative."""
+"""The kernel for few positions, in Pallas's interpreter, against loops in float64 and against JAX's
+own derivative."""
 
 import math
 
@@ -14,7 +15,12 @@ from laconic.tasks.short_attention import has_kernel, short_attention
 from laconic.tasks.transformer import blocks_of, causal, everywhere
 
 HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
-SIZES = [(17, 3, 64, False), (16, 4, 16, True), (5, 2, 16, True), (32, 1, 32, False)]  # T, N, E, causal
+SIZES = [
+    (17, 3, 64, False),
+    (16, 4, 16, True),
+    (5, 2, 16, True),
+    (32, 1, 32, False),
+]  # T, N, E, causal
 
 
 def formula(only_back):
@@ -52,7 +58,9 @@ def test_every_workers_attention_against_loops(T, N, E, only_back):
     assert got.dtype == jnp.bfloat16
     for mine, given in zip(got, qkv, strict=True):
         expected = by_loops(np.asarray(given, np.float64), N, only_back)
-        np.testing.assert_allclose(np.asarray(mine, np.float64), expected, atol=2 * HALF, rtol=2 * HALF)
+        np.testing.assert_allclose(
+            np.asarray(mine, np.float64), expected, atol=2 * HALF, rtol=2 * HALF
+        )
 
 
 @pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES)
@@ -92,8 +100,12 @@ def test_its_second_derivative_is_that_of_the_plain_formula(T, N, E, only_back):
 def test_workers_spread_over_gpus_have_programs_of_it(T, N, E, only_back):
     """Lowered to Triton here, if not run: for two devices that each have a worker."""
     mesh = jax.make_mesh((2,), ("workers",), axis_types=(AxisType.Auto,))
-    loss = lambda x: jnp.sum(short_attention(formula(only_back), N, only_back)(x).astype(jnp.float32) ** 2)
-    spread = jax.shard_map(jax.vmap(jax.grad(loss)), mesh=mesh, in_specs=P("workers"), out_specs=P("workers"))
+    loss = lambda x: jnp.sum(
+        short_attention(formula(only_back), N, only_back)(x).astype(jnp.float32) ** 2
+    )
+    spread = jax.shard_map(
+        jax.vmap(jax.grad(loss)), mesh=mesh, in_specs=P("workers"), out_specs=P("workers")
+    )
     lowered = jax.jit(spread).trace(drawn(T, N, E)).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("attention_gradient") >= 1
 
@@ -133,6 +145,9 @@ def test_a_block_takes_it_where_it_is(attend, monkeypatch):
     monkeypatch.setattr("laconic.tasks.transformer.has_kernel", lambda *sizes: True)
     monkeypatch.setattr("laconic.tasks.transformer.short_attention", interpreted)
     np.testing.assert_allclose(
-        np.asarray(block(x, attend), np.float64), np.asarray(without, np.float64), atol=8 * HALF, rtol=4 * HALF
+        np.asarray(block(x, attend), np.float64),
+        np.asarray(without, np.float64),
+        atol=8 * HALF,
+        rtol=4 * HALF,
     )
     assert calls == [(attend, attend is causal)]

@@ -1,4 +1,5 @@
-"""Attention: what rotary positions promise, and blocks that are scanned over against blocks one by one."""
+"""Attention: what rotary positions promise, and blocks that are scanned over against blocks one by
+one."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +8,15 @@ import pytest
 
 from laconic.tasks import tower
 from laconic.tasks.layers import fan_in_normals
-from laconic.tasks.transformer import block_shapes, blocks_of, causal, everywhere, rotary, through_blocks, turned
+from laconic.tasks.transformer import (
+    block_shapes,
+    blocks_of,
+    causal,
+    everywhere,
+    rotary,
+    through_blocks,
+    turned,
+)
 from tests.outer.trees import QUICK
 from tests.tasks.slow_transformer import turn
 
@@ -20,7 +29,9 @@ def test_turning_against_complex_numbers():
     x = normal(0, 2, 7, 3, 8)
     got = np.asarray(turned(jnp.asarray(x)))
     for b, t, n in np.ndindex(2, 7, 3):
-        np.testing.assert_allclose(got[b, t, n], turn(x[b, t, n].astype(np.float64), t), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            got[b, t, n], turn(x[b, t, n].astype(np.float64), t), rtol=1e-5, atol=1e-6
+        )
     np.testing.assert_array_equal(got[:, 0], x[:, 0])
     np.testing.assert_allclose(np.linalg.norm(got, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
 
@@ -56,8 +67,15 @@ def test_everywhere_sees_the_future_and_no_order():
 
 def test_scanned_blocks_are_the_blocks_one_by_one(monkeypatch):
     hidden, layers = 8, 5
-    shapes = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)] * layers
-    blocks = blocks_of([jnp.asarray(normal(i, *shape) / 3) for i, shape in enumerate(shapes)], heads=2)
+    shapes = [
+        (hidden, 3 * hidden),
+        (hidden, hidden),
+        (hidden, 4 * hidden),
+        (4 * hidden, hidden),
+    ] * layers
+    blocks = blocks_of(
+        [jnp.asarray(normal(i, *shape) / 3) for i, shape in enumerate(shapes)], heads=2
+    )
     x = normal(99, 2, 5, hidden)
 
     def traced():
@@ -70,7 +88,9 @@ def test_scanned_blocks_are_the_blocks_one_by_one(monkeypatch):
     monkeypatch.setattr(tower, "SCAN_FROM", layers + 1)
     apart, text = (t := traced()).lower().compile(QUICK)(blocks, x), str(t.jaxpr)
     assert "scan" not in text
-    assert len({leaf.shape for leaf in jax.tree.leaves(scanned[1][0])}) == 7  # gradients by block, none stacked
+    assert (
+        len({leaf.shape for leaf in jax.tree.leaves(scanned[1][0])}) == 7
+    )  # gradients by block, none stacked
     for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(apart), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -81,7 +101,9 @@ def test_blocks_keep_little_for_the_backward_pass(monkeypatch):
     x = normal(1, 32, 9, hidden)
 
     def temporaries():
-        slopes = jax.jit(jax.grad(lambda blocks: jnp.sum(through_blocks(blocks, x, everywhere) ** 2)))
+        slopes = jax.jit(
+            jax.grad(lambda blocks: jnp.sum(through_blocks(blocks, x, everywhere) ** 2))
+        )
         return slopes.lower(blocks).compile().memory_analysis().temp_size_in_bytes
 
     lean = temporaries()

@@ -25,7 +25,9 @@ def test_patches_lie_row_by_row():
 def test_logits_against_the_slow_twin(layers):
     build = lambda key: ViT(key, (4, 6, 3), 5, patch=2, hidden=8, heads=2, layers=layers)
     rng = np.random.default_rng(0)
-    model = jax.tree.map(lambda a: rng.normal(0, 0.5, a.shape).astype(np.float32), eqx.filter_eval_shape(build, KEY))
+    model = jax.tree.map(
+        lambda a: rng.normal(0, 0.5, a.shape).astype(np.float32), eqx.filter_eval_shape(build, KEY)
+    )
     images = rng.uniform(size=(2, 4, 6, 3)).astype(np.float32)
     got = jax.jit(lambda model, x: model(x))(model, images)
     for row, image in enumerate(images.astype(np.float64)):
@@ -34,13 +36,19 @@ def test_logits_against_the_slow_twin(layers):
         xs = [x + place for x, place in zip(xs, model.positions, strict=True)]
         for block in model.blocks:
             xs = slow_block(block, xs, heads=2, causal=False)
-        np.testing.assert_allclose(got[row], linear(model.head, norm(model.norm, xs[0])), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            got[row], linear(model.head, norm(model.norm, xs[0])), rtol=1e-4, atol=1e-5
+        )
 
 
-@pytest.mark.parametrize(("hidden", "heads", "published"), [(192, 3, 5_717_416), (768, 12, 86_567_656)])
+@pytest.mark.parametrize(
+    ("hidden", "heads", "published"), [(192, 3, 5_717_416), (768, 12, 86_567_656)]
+)
 def test_the_published_sizes(hidden, heads, published):
     """DeiT-tiny and ViT-B at 224/16 and 1000 classes; nothing is allocated."""
-    build = lambda key: ViT(key, (224, 224, 3), 1000, patch=16, hidden=hidden, heads=heads, layers=12)
+    build = lambda key: ViT(
+        key, (224, 224, 3), 1000, patch=16, hidden=hidden, heads=heads, layers=12
+    )
     assert count_parameters(eqx.filter_eval_shape(build, KEY)) == published
 
 

@@ -1,4 +1,5 @@
-"""The same problem for JAX and for PyTorch: a random φ in a file, weights in both layouts, twenty rounds of deltas."""
+"""The same problem for JAX and for PyTorch: a random φ in a file, weights in both layouts, twenty
+rounds of deltas."""
 
 from typing import Any
 
@@ -10,8 +11,9 @@ from laconic.torch import LearnedOuter
 from tests.outer.cases import Case
 from tests.zoo.made import a_card
 
-# In JAX's layout, [in, out] and HWIO. Every rank from 0 to 5, and where axes are equally long the two layouts would
-# choose differently: a square matrix, kernels with as many inputs as outputs, and inputs as many as the kernel is wide.
+# In JAX's layout, [in, out] and HWIO. Every rank from 0 to 5, and where axes are equally long the
+# two layouts would choose differently: a square matrix, kernels with as many inputs as outputs, and
+# inputs as many as the kernel is wide.
 SHAPES: dict[str, tuple[int, ...]] = {
     "scalar": (),
     "vector": (7,),
@@ -29,7 +31,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 
 def to_torch(x: Any, lead: int = 0) -> Any:
-    """[*lead, …, in, out] → [*lead, out, in, …], as torch.nn keeps it; vectors and scalars as they are."""
+    """[*lead, …, in, out] → [*lead, out, in, …], as torch.nn keeps it; vectors and scalars as they
+    are."""
     n = np.ndim(x) - lead
     if n < 2:
         return np.asarray(x)
@@ -45,10 +48,18 @@ def from_torch(x: Any) -> Any:
 class Pair:
     """A case and the torch optimizer for it, by default on float64 parameters.
 
-    In float64 the change of a parameter can be read off to all its digits; the step itself is float32 always.
+    In float64 the change of a parameter can be read off to all its digits; the step itself is
+    float32 always.
     """
 
-    def __init__(self, spec: Any, folder: Any, shapes: Any = SHAPES, dtype: Any = torch.float64, **options: Any):
+    def __init__(
+        self,
+        spec: Any,
+        folder: Any,
+        shapes: Any = SHAPES,
+        dtype: Any = torch.float64,
+        **options: Any,
+    ):
         self.case = Case(spec, shapes)
         self.path = folder / "made-up.safetensors"
         zoo.publish(self.path, spec, self.case.theta, a_card(spec))
@@ -67,7 +78,9 @@ class Pair:
         before = [p.detach().clone() for p in self.params]
         deltas = self.set_grads(t)
         self.outer.step(worker_deltas=deltas, **given)
-        changes = [(p.detach() - old).double().numpy() for p, old in zip(self.params, before, strict=True)]
+        changes = [
+            (p.detach() - old).double().numpy() for p, old in zip(self.params, before, strict=True)
+        ]
         return {name: from_torch(x) for name, x in zip(self.case.params, changes, strict=True)}
 
     def weights(self) -> dict[str, np.ndarray]:

@@ -1,4 +1,5 @@
-"""Under torchft's DiLoCo: the gradients it sets are laconic's deltas, sign included, and two real processes agree."""
+"""Under torchft's DiLoCo: the gradients it sets are laconic's deltas, sign included, and two real
+processes agree."""
 
 import re
 import runpy
@@ -9,7 +10,9 @@ from unittest import mock
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
+)
 
 from laconic.torch import LearnedOuter
 from tests.cli.commands import process
@@ -20,7 +23,9 @@ LINE = re.compile(r"^(\S+): loss ([0-9.]+) after 10 rounds, ([0-9.]+) after 50")
 
 @pytest.fixture
 def torchft():
-    return pytest.importorskip("torchft", reason="torchft is not installed: pip install 'laconic[torchft]'")
+    return pytest.importorskip(
+        "torchft", reason="torchft is not installed: pip install 'laconic[torchft]'"
+    )
 
 
 def model_of(seed):
@@ -51,15 +56,20 @@ def test_diloco_gives_the_delta_and_the_learned_step_is_taken_from_the_old_weigh
     outer.register_step_pre_hook(
         lambda *_: seen.append([(p.detach().clone(), p.grad.clone()) for p in model.parameters()])
     )
-    after = []  # registered before DiLoCo's own hook, so it sees the local weights before they are taken back
-    local.register_step_post_hook(lambda *_: after.append([p.detach().clone() for p in model.parameters()]))
+    # registered before DiLoCo's own hook, so it sees the local weights before they are taken back
+    after = []
+    local.register_step_post_hook(
+        lambda *_: after.append([p.detach().clone() for p in model.parameters()])
+    )
     with DiLoCo(manager_of(torchft, factor), [model], local, outer, sync_every=3):
         for _ in range(3):
             local.zero_grad()
             model(torch.randn(5, 2, 4, 4)).square().sum().backward()
             local.step()
     assert (len(seen), len(after)) == (1, 3)
-    for (value, grad), old, new, p in zip(seen[0], before, after[-1], twin.parameters(), strict=True):
+    for (value, grad), old, new, p in zip(
+        seen[0], before, after[-1], twin.parameters(), strict=True
+    ):
         assert torch.equal(value, old)
         assert torch.equal(grad, factor * (old - new))
         assert float(grad.abs().max()) > 1e-4
@@ -77,7 +87,10 @@ def test_a_replica_heals_to_the_same_outer_state(torchft):
     replicas = []
     for seed in (0, 1):
         model = model_of(seed)
-        local, outer = torch.optim.SGD(model.parameters(), 0.1), LearnedOuter(model.parameters(), "lopt-a-fmnist")
+        local, outer = (
+            torch.optim.SGD(model.parameters(), 0.1),
+            LearnedOuter(model.parameters(), "lopt-a-fmnist"),
+        )
         manager = manager_of(torchft, 1.0)
         diloco = DiLoCo(manager, [model], local, outer, sync_every=1)
         (_, load, save), _ = manager.register_state_dict_fn.call_args

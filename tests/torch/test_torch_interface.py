@@ -7,7 +7,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
+)
 
 from laconic.outer.learned import LearnedOptimizer
 from laconic.torch import LearnedOuter
@@ -34,7 +36,9 @@ def pair(tmp_path):
     return Pair(LOPT_A, tmp_path, SMALL, torch.float32)
 
 
-@pytest.mark.parametrize("spec", [LOPT_A, LAGG_A, LearnedOptimizer("lopt")], ids=lambda spec: spec.architecture)
+@pytest.mark.parametrize(
+    "spec", [LOPT_A, LAGG_A, LearnedOptimizer("lopt")], ids=lambda spec: spec.architecture
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_round_trips_through_a_file_to_the_last_bit(spec, dtype, tmp_path):
     here, there = (Pair(spec, tmp_path, SMALL, dtype) for _ in range(2))
@@ -111,7 +115,9 @@ def test_a_copy_goes_on_by_itself(pair):
     assert twin.card == pair.outer.card
 
 
-@pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 8), (torch.float16, 11), (torch.float64, 24)])
+@pytest.mark.parametrize(
+    ("dtype", "digits"), [(torch.bfloat16, 8), (torch.float16, 11), (torch.float64, 24)]
+)
 def test_parameters_of_other_dtypes(dtype, digits, tmp_path):
     """The step is that of the same numbers in float32, rounded once on its way into the parameter."""
     low, full = Pair(LOPT_A, tmp_path, SMALL, dtype), Pair(LOPT_A, tmp_path, SMALL, torch.float32)
@@ -127,14 +133,18 @@ def test_parameters_of_other_dtypes(dtype, digits, tmp_path):
         assert p.dtype == dtype
         gap, size = (p.double() - q.double()).abs(), q.double().abs()
         assert bool((gap <= size * 2.0**-digits + 1e-12).all())
-        assert {x.dtype for key, x in low.outer.state[p].items() if key != "round"} == {torch.float32}
+        assert {x.dtype for key, x in low.outer.state[p].items() if key != "round"} == {
+            torch.float32
+        }
 
 
 def test_autocast_does_not_reach_inside(tmp_path):
     one, other = (Pair(LOPT_A, tmp_path, SMALL, torch.float32) for _ in range(2))
     one.step(0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16  # it does reach outside
+        assert (
+            torch.ones(2, 2) @ torch.ones(2, 2)
+        ).dtype == torch.bfloat16  # it does reach outside
         other.step(0)
     for p, q in zip(one.params, other.params, strict=True):
         same_bits(p, q)
@@ -160,9 +170,12 @@ def test_the_defaults_for_new_tensors_do_not_matter(tmp_path, request):
         same_bits(p, q)
 
 
-@pytest.mark.parametrize("spec", [LOPT_A, LAGG_A, LearnedOptimizer("lopt")], ids=lambda spec: spec.architecture)
+@pytest.mark.parametrize(
+    "spec", [LOPT_A, LAGG_A, LearnedOptimizer("lopt")], ids=lambda spec: spec.architecture
+)
 def test_everything_is_done_on_the_parameters_device(spec, tmp_path, monkeypatch):
-    """Tensors on "meta" have no numbers, but mixing them with tensors of another device is an error all the same."""
+    """Tensors on "meta" have no numbers, but mixing them with tensors of another device is an error
+    all the same."""
     monkeypatch.setattr(LearnedOuter, "_sound", lambda *_: True)  # it looks at numbers
     pair = Pair(spec, tmp_path, SMALL, tile=7)
     params = [torch.nn.Parameter(p.detach().to("meta")) for p in pair.params]
@@ -171,13 +184,19 @@ def test_everything_is_done_on_the_parameters_device(spec, tmp_path, monkeypatch
     outer = LearnedOuter(params, pair.path, tile=7)
     monkeypatch.setattr(torch, "autocast", mock.MagicMock())  # there is none for such a device
     outer.step(worker_deltas=[torch.empty(4, *p.shape, device="meta") for p in params])
-    devices = {x.device.type for state in outer.state.values() for key, x in state.items() if key != "round"}
+    devices = {
+        x.device.type
+        for state in outer.state.values()
+        for key, x in state.items()
+        if key != "round"
+    }
     assert devices == ({"meta"} if spec.accumulates else set())
     assert [state["round"] for state in outer.state.values()] == [1, 1, 1, 1]
 
 
 def test_a_parameter_without_gradient_is_left_alone_and_its_rounds_are_not_counted(tmp_path):
-    """As when fragments of a model are synchronised in turn: each goes through the rounds it takes part in."""
+    """As when fragments of a model are synchronised in turn: each goes through the rounds it takes
+    part in."""
     turns, each = (Pair(LOPT_A, tmp_path, SMALL, torch.float32) for _ in range(2))
     turns.set_grads(0)
     turns.params[3].grad = None

@@ -4,7 +4,9 @@ import subprocess
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
+)
 
 import laconic
 from laconic import zoo
@@ -61,7 +63,9 @@ def broken(path, kind):
     return path
 
 
-@pytest.mark.parametrize("kind", ["no file", "another architecture", "a wrong card", "a flipped bit", "cut short"])
+@pytest.mark.parametrize(
+    "kind", ["no file", "another architecture", "a wrong card", "a flipped bit", "cut short"]
+)
 def test_a_file_is_refused_in_the_same_words_as_in_jax(kind, tmp_path):
     path = broken(tmp_path / "x.safetensors", kind)
     said = []

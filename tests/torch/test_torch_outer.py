@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
+)
 
 import laconic
 from laconic.outer.learned import LearnedOptimizer
@@ -44,15 +46,23 @@ def assert_state_like_the_twin(pair, twin):
         )
         for key, found in (("v", [state["v"]]), ("m", state["m"]), ("row", state["row"])):
             expected = getattr(twin, key)[name]
-            for x, y in zip(found, expected if isinstance(expected, list) else [expected], strict=True):
-                assert_close(from_torch(x.numpy()), y.reshape(from_torch(x.numpy()).shape), 1e-5, f"{key} of {name}")
+            for x, y in zip(
+                found, expected if isinstance(expected, list) else [expected], strict=True
+            ):
+                assert_close(
+                    from_torch(x.numpy()),
+                    y.reshape(from_torch(x.numpy()).shape),
+                    1e-5,
+                    f"{key} of {name}",
+                )
         for x, y in zip(state.get("col", []), twin.col[name], strict=False):
             assert_close(from_torch(x.numpy()), y, 1e-5, f"col of {name}")
 
 
 @pytest.mark.parametrize("name", ["lopt-a-fmnist", "lagg-a-fmnist"])
 def test_twenty_rounds_like_jax_with_the_published_weights(name):
-    """float32 parameters on both sides as anybody would use them, and float64 ones to see the changes exactly."""
+    """float32 parameters on both sides as anybody would use them, and float64 ones to see the
+    changes exactly."""
     tx, params = laconic.load(name).optax(), random_tree(SHAPES, 1)
     deltas = random_deltas(SHAPES, ROUNDS, 8, 2)
 
@@ -72,12 +82,16 @@ def test_twenty_rounds_like_jax_with_the_published_weights(name):
             before = {key: p.detach().clone() for key, p in ours.items()}
             for key, p in ours.items():
                 p.grad = tensor(means[key][t], dtype)
-            outer.step(worker_deltas=[torch.tensor(to_torch(d[t], 1).copy()) for d in deltas.values()])
+            outer.step(
+                worker_deltas=[torch.tensor(to_torch(d[t], 1).copy()) for d in deltas.values()]
+            )
             for key, p in ours.items():
                 what, after = f"round {t} {key}", p.detach()
                 assert_close(from_torch(after.numpy()), expected[key][t], 1e-5, what)
                 if dtype == torch.float64:
-                    assert_close(from_torch((after - before[key]).numpy()), changes[key][t], 1e-5, what)
+                    assert_close(
+                        from_torch((after - before[key]).numpy()), changes[key][t], 1e-5, what
+                    )
 
 
 @pytest.mark.parametrize("tile", [1, 7, 40])
@@ -89,7 +103,9 @@ def test_the_tile_does_not_matter(tile, tmp_path):
         assert_close(small.step(t), whole.step(t), 1e-5, f"round {t}")
 
 
-@pytest.mark.parametrize(("shape", "most"), [((), 1), ((0, 3), 2), ((7,), 3), ((5, 4), 9), ((2, 3, 5), 4), ((3, 1), 9)])
+@pytest.mark.parametrize(
+    ("shape", "most"), [((), 1), ((0, 3), 2), ((7,), 3), ((5, 4), 9), ((2, 3, 5), 4), ((3, 1), 9)]
+)
 def test_tiles_cover_a_shape_once(shape, most):
     count, places = np.zeros(shape, int), list(tiles(shape, most))
     for at in places:
@@ -114,7 +130,10 @@ def from_torch_axes(n):
 
 def test_the_layout_matters_for_equal_axes_and_only_there(tmp_path):
     shapes = {"square": (5, 5), "tall": (6, 4), "even": (3, 3, 4, 4), "kernel": (3, 3, 4, 6)}
-    default, as_is = Pair(SPECS[0], tmp_path, shapes), Pair(SPECS[0], tmp_path, shapes, layout="as-is")
+    default, as_is = (
+        Pair(SPECS[0], tmp_path, shapes),
+        Pair(SPECS[0], tmp_path, shapes, layout="as-is"),
+    )
     one, other = default.step(0), as_is.step(0)
     for name in ("tall", "kernel"):
         assert_close(other[name], one[name], 1e-6, name)
@@ -124,14 +143,21 @@ def test_the_layout_matters_for_equal_axes_and_only_there(tmp_path):
 
 
 def test_an_as_is_group_beside_a_torch_group(tmp_path):
-    """An embedding is [num, dim], in → out already: with its own layout it steps as JAX's would, ties included."""
+    """An embedding is [num, dim], in → out already: with its own layout it steps as JAX's would,
+    ties included."""
     pair = Pair(SPECS[0], tmp_path, {"square": (5, 5), "table": (6, 6)})
-    linear, table = pair.params[0], torch.nn.Parameter(torch.tensor(pair.case.params["table"], dtype=torch.float64))
+    linear, table = (
+        pair.params[0],
+        torch.nn.Parameter(torch.tensor(pair.case.params["table"], dtype=torch.float64)),
+    )
     outer = LearnedOuter([{"params": [linear]}, {"params": [table], "layout": "as-is"}], pair.path)
     _, change, _ = pair.case.twin()[0]
     mean, _ = pair.case.at(0)
     before = [linear.detach().clone(), table.detach().clone()]
-    linear.grad, table.grad = tensor(mean["square"], torch.float64), torch.tensor(mean["table"], dtype=torch.float64)
+    linear.grad, table.grad = (
+        tensor(mean["square"], torch.float64),
+        torch.tensor(mean["table"], dtype=torch.float64),
+    )
     outer.step()
     assert_close(from_torch((linear.detach() - before[0]).numpy()), change["square"], 1e-5)
     assert_close((table.detach() - before[1]).numpy(), change["table"], 1e-5)
@@ -142,7 +168,9 @@ def test_rate_and_decay_like_scale_and_decay_in_jax(tmp_path):
     pair = Pair(spec, tmp_path, lr=scale, weight_decay=decay / scale)
     tx = spec(pair.case.theta, scale=scale, weight_decay=decay).tx
     mean, _ = pair.case.at(0)
-    updates, _ = jax.jit(tx.update, compiler_options=QUICK)(mean, pair.case.init(), pair.case.params)
+    updates, _ = jax.jit(tx.update, compiler_options=QUICK)(
+        mean, pair.case.init(), pair.case.params
+    )
     assert_close(pair.step(0), float64(updates), 1e-5)
 
 
@@ -152,7 +180,11 @@ def test_absent_workers_are_filled_by_the_mean(tmp_path):
     twin_state, weights = ref.ada_init(float64(pair.case.params)), (1.0, 0.0, 2.0, 0.0)
     mean, deltas = pair.case.at(0)
     expected, _ = ref.lagg_a_update(
-        float64(pair.case.theta), float64(pair.case.params), twin_state, float64(deltas), weights=weights
+        float64(pair.case.theta),
+        float64(pair.case.params),
+        twin_state,
+        float64(deltas),
+        weights=weights,
     )
     mean = ref.weighted_mean(float64(deltas), weights)
     gathered = pair.set_grads(0)
@@ -167,7 +199,9 @@ def test_absent_workers_are_filled_by_the_mean(tmp_path):
 @pytest.mark.parametrize("name", ["lopt-a-fmnist", "lagg-a-fmnist"])
 def test_cuda_like_cpu(name):
     params, deltas = random_tree(SHAPES, 1), random_deltas(SHAPES, ROUNDS, 8, 2)
-    homes = {d: [torch.nn.Parameter(tensor(x).to(d)) for x in params.values()] for d in ("cpu", "cuda")}
+    homes = {
+        d: [torch.nn.Parameter(tensor(x).to(d)) for x in params.values()] for d in ("cpu", "cuda")
+    }
     outers = {d: LearnedOuter(ours, name) for d, ours in homes.items()}
     for t in range(ROUNDS):
         for d, ours in homes.items():

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 
 
 def test_the_snippets_run():
-    found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     names: dict = {}
     ran = [text for text in found if "DiLoCo(" not in text]  # run as examples/torch_diloco.py
     before = None

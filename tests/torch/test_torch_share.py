@@ -1,4 +1,5 @@
-"""Wide tensors, and deep models, take smaller steps in PyTorch too, by the inputs in torch.nn's layout."""
+"""Wide tensors, and deep models, take smaller steps in PyTorch too, by the inputs in torch.nn's
+layout."""
 
 import jax
 import numpy as np
@@ -35,17 +36,23 @@ def test_a_steps_share_follows_from_the_inputs(tmp_path):
 
 
 def test_a_steps_share_follows_from_the_models_matrices(tmp_path):
-    """There are six of them: 3/6 of a step for all, vectors too, and of what wide ones take; JAX steps alike."""
+    """There are six of them: 3/6 of a step for all, vectors too, and of what wide ones take; JAX
+    steps alike."""
     whole, deep, both = (
-        pair_of(tmp_path, **rule) for rule in ({"deepest": 6}, {"deepest": 3}, {"widest": 4, "deepest": 3})
+        pair_of(tmp_path, **rule)
+        for rule in ({"deepest": 6}, {"deepest": 3}, {"widest": 4, "deepest": 3})
     )
     outer = both.case.spec(both.case.theta).tx
     state = outer.init(both.case.params)
-    jax_step = jax.jit(outer.update, compiler_options=QUICK)(both.case.at(0)[0], state, both.case.params)[0]
+    jax_step = jax.jit(outer.update, compiler_options=QUICK)(
+        both.case.at(0)[0], state, both.case.params
+    )[0]
     steps = [pair.step(0) for pair in (whole, deep, both)]
     for name, share in zip(SHAPES, SHARES.values(), strict=True):
         np.testing.assert_allclose(steps[1][name], 0.5 * steps[0][name], rtol=2e-6, err_msg=name)
-        np.testing.assert_allclose(steps[2][name], 0.5 * share * steps[0][name], rtol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            steps[2][name], 0.5 * share * steps[0][name], rtol=2e-6, err_msg=name
+        )
     assert_close(steps[2], float64(jax_step), 1e-5)
 
 

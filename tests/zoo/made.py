@@ -15,7 +15,14 @@ LEARNED = [LOPT_A, LAGG_A, LearnedOptimizer("lopt", time="paper"), LearnedOptimi
 
 def fields(learned: LearnedOptimizer = LOPT_A, **changes: Any) -> dict[str, Any]:
     """Every field of a complete card."""
-    trained = {"task": "fmnist-mlp2", "workers": 8, "local_steps": 4, "batch": 128, "compress": "dense", "dropout": 0.0}
+    trained = {
+        "task": "fmnist-mlp2",
+        "workers": 8,
+        "local_steps": 4,
+        "batch": 128,
+        "compress": "dense",
+        "dropout": 0.0,
+    }
     setting = "K = 8, H = 4, B = 128"
     result = {"task": "fmnist-mlp2", "setting": setting, "record": "fmnist-baselines/records.jsonl"}
     return {
@@ -24,7 +31,10 @@ def fields(learned: LearnedOptimizer = LOPT_A, **changes: Any) -> dict[str, Any]
         "architecture": learned.architecture,
         "workers": learned.workers,
         "local": asdict(LocalOptimizer("sgd", 0.07, clip=1.25)),
-        "trained_on": [trained, {**trained, "task": "fmnist-mlp3", "compress": "topk:0.01+ef", "dropout": 0.125}],
+        "trained_on": [
+            trained,
+            {**trained, "task": "fmnist-mlp3", "compress": "topk:0.01+ef", "dropout": 0.125},
+        ],
         "estimator": "pes",
         "outer_steps": 4500,
         "pairs": 9,
@@ -58,7 +68,9 @@ def weights(learned: LearnedOptimizer = LOPT_A, seed: int = 5) -> dict[str, Any]
 def a_meta(spec: LearnedOptimizer = LOPT_A, changes: Any = None) -> dict[str, Any]:
     """What the file format says a file's meta holds, spelled out by hand."""
     card = to_json(a_card(spec))
-    return {"format": "laconic-optimizer", "version": 3, "learned": asdict(spec), "card": card} | (changes or {})
+    return {"format": "laconic-optimizer", "version": 3, "learned": asdict(spec), "card": card} | (
+        changes or {}
+    )
 
 
 def forge(path: Any, meta: Any, theta: Any = None) -> Any:

@@ -58,15 +58,27 @@ WRONG = [
     ({"workers": 0}, "card.workers must be a whole number from 1 or null"),
     ({"workers": True}, "card.workers"),
     ({"local": []}, "card.local must be a dictionary"),
-    ({"local": {**fields()["local"], "name": "rmsprop"}}, "card.local: unknown local optimizer 'rmsprop'"),
-    ({"local": {**fields()["local"], "learning_rate": 0.0}}, "card.local: the local learning rate must be positive"),
+    (
+        {"local": {**fields()["local"], "name": "rmsprop"}},
+        "card.local: unknown local optimizer 'rmsprop'",
+    ),
+    (
+        {"local": {**fields()["local"], "learning_rate": 0.0}},
+        "card.local: the local learning rate must be positive",
+    ),
     ({"local": {**fields()["local"], "learning_rate": float("inf")}}, "card.local.learning_rate"),
     ({"local": {**fields()["local"], "decay_steps": 0.5}}, "card.local.decay_steps"),
     ({"local": {"name": "sgd"}}, "card.local lacks the field learning_rate"),
     ({"trained_on": ROW}, "card.trained_on must be a list"),
     ({"trained_on": [ROW, "digits"]}, "card.trained_on[1] must be a dictionary"),
-    ({"trained_on": [{**ROW, "workers": "8"}]}, "card.trained_on[0].workers must be a whole number from 1, got '8'"),
-    ({"trained_on": [{**ROW, "dropout": 1.0}]}, "card.trained_on[0].dropout must be a number from 0 to below 1"),
+    (
+        {"trained_on": [{**ROW, "workers": "8"}]},
+        "card.trained_on[0].workers must be a whole number from 1, got '8'",
+    ),
+    (
+        {"trained_on": [{**ROW, "dropout": 1.0}]},
+        "card.trained_on[0].dropout must be a number from 0 to below 1",
+    ),
     ({"trained_on": [{**ROW, "compress": None}]}, "card.trained_on[0].compress"),
     ({"outer_steps": 1.0}, "card.outer_steps"),
     ({"outer_steps": 10**300}, "card.outer_steps"),
@@ -83,11 +95,29 @@ WRONG = [
     ({"commit": None}, "card.commit must be one line of text, got None"),
     ({"versions": {"jax": 1}}, "card.versions"),
     ({"versions": []}, "card.versions"),
-    ({"results": [{**RESULT, "value": "fast"}]}, "card.results[0].value must be a finite number or null"),
+    (
+        {"results": [{**RESULT, "value": "fast"}]},
+        "card.results[0].value must be a finite number or null",
+    ),
     ({"results": [{**RESULT, "value": float("-inf")}]}, "card.results[0].value"),
     *[
-        ({"results": [RESULT, {**RESULT, "record": path}]}, "card.results[1].record must be a path relative to")
-        for path in ("/etc/passwd", "../x", "a/../b", "results/x", "results", ".", "./a", "a//b", "a\\b", "", 7)
+        (
+            {"results": [RESULT, {**RESULT, "record": path}]},
+            "card.results[1].record must be a path relative to",
+        )
+        for path in (
+            "/etc/passwd",
+            "../x",
+            "a/../b",
+            "results/x",
+            "results",
+            ".",
+            "./a",
+            "a//b",
+            "a\\b",
+            "",
+            7,
+        )
     ],
     ({"limits": "none"}, "card.limits must be a list"),
     ({"limits": [1]}, "card.limits[0] must be one line of text, got 1"),

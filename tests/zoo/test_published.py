@@ -1,4 +1,5 @@
-"""Publishing and loading: nothing is lost on the way, and what is loaded is the optimizer that was published."""
+"""Publishing and loading: nothing is lost on the way, and what is loaded is the optimizer that was
+published."""
 
 import dataclasses
 import json
@@ -126,7 +127,9 @@ def test_names(shelf, raises_clearly):
     assert zoo.published() == ["another", "made-up"]
     assert zoo.cards() == {"another": a_card(LAGG_A, name="another"), "made-up": a_card()}
     assert zoo.load("another").learned == LAGG_A
-    with raises_clearly("unknown published optimizer 'made-op'", "Did you mean 'made-up'?", "another"):
+    with raises_clearly(
+        "unknown published optimizer 'made-op'", "Did you mean 'made-up'?", "another"
+    ):
         zoo.load("made-op")
     for name in ("", "..", "made-up.sft"):
         with raises_clearly("unknown published optimizer"):
@@ -140,7 +143,13 @@ def test_paths(shelf, tmp_path, monkeypatch, raises_clearly):
         assert zoo.load(where).card == a_card()
     os.rename("made-up.safetensors", "renamed")
     assert zoo.load("./renamed").name == "made-up"
-    for where in ("made-up.safetensors", "./made-up", tmp_path, tmp_path / "x\0y", "a" * 300 + "/x"):
+    for where in (
+        "made-up.safetensors",
+        "./made-up",
+        tmp_path,
+        tmp_path / "x\0y",
+        "a" * 300 + "/x",
+    ):
         with raises_clearly("is not a file", ".safetensors"):
             zoo.load(where)
 
@@ -235,11 +244,16 @@ def test_importing_the_zoo_touches_no_device():
     def run(code):
         environment = {**os.environ, "JAX_PLATFORMS": "nowhere"}
         return subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     done = run(
-        "import laconic.zoo; laconic.zoo.published(); import jax\ntry: jax.devices()\nexcept RuntimeError: print('ok')"
+        "import laconic.zoo; laconic.zoo.published(); import jax\ntry: jax.devices()\nexcept "
+        "RuntimeError: print('ok')"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "ok\n"

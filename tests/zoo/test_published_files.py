@@ -16,7 +16,9 @@ from tests.zoo.made import LOPT_A, a_card, weights
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "laconic" / "zoo" / "weights").glob("*"))
-SEVERAL = {name: SHAPES[name] for name in ("scalar", "vector", "tall", "cube", "kernel")}  # 0-D to 4-D
+SEVERAL = {
+    name: SHAPES[name] for name in ("scalar", "vector", "tall", "cube", "kernel")
+}  # 0-D to 4-D
 
 
 def step_of(got: zoo.Published):
@@ -26,7 +28,9 @@ def step_of(got: zoo.Published):
     deltas = {name: d[0] for name, d in random_deltas(SEVERAL, 1, K, 2).items()}
     tx = got.optax()
     mean = {name: d.mean(axis=0) for name, d in deltas.items()}
-    return jax.jit(tx.update, compiler_options=QUICK)(mean, tx.init(params), params, worker_deltas=deltas)[0]
+    return jax.jit(tx.update, compiler_options=QUICK)(
+        mean, tx.init(params), params, worker_deltas=deltas
+    )[0]
 
 
 def missing_records(card: zoo.Card, results: Path) -> list[str]:

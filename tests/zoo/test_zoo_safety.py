@@ -38,7 +38,9 @@ def test_a_file_from_before_wide_tensors_took_smaller_steps_takes_whole_ones(tmp
     assert zoo.load(forge(tmp_path / "old.safetensors", old)).learned == LOPT_A
 
 
-def test_a_file_from_before_deep_models_took_smaller_steps_takes_whole_ones_but_in_wide_tensors(tmp_path):
+def test_a_file_from_before_deep_models_took_smaller_steps_takes_whole_ones_but_in_wide_tensors(
+    tmp_path,
+):
     old = a_meta(replace(LOPT_A, widest=784), {"version": 2})
     del old["learned"]["deepest"]
     got = zoo.load(forge(tmp_path / "old.safetensors", old)).learned
@@ -56,7 +58,11 @@ def test_a_flipped_byte_is_refused_by_the_name_of_the_file(good):
     whole = good.read_bytes()
     draw = random.Random(0)
     header = 8 + struct.unpack("<Q", whole[:8])[0]
-    places = [*range(9), *draw.sample(range(header), 20), *draw.sample(range(header, len(whole)), 21)]
+    places = [
+        *range(9),
+        *draw.sample(range(header), 20),
+        *draw.sample(range(header, len(whole)), 21),
+    ]
     for place in places:
         data = bytearray(whole)
         data[place] ^= 1 << draw.randrange(8)
@@ -181,13 +187,21 @@ def rehash(path, meta_json="{}", keys_json="{}"):
     """A checkpoint whose hash is right though its header holds what `save` would never write."""
     arrays = {f"['{name}']": x for name, x in weights().items()}
     digest = sealed.digest(meta_json, keys_json, arrays)
-    header = {"format": "laconic-checkpoint", "version": "1", "sha256": digest, "keys": keys_json, "meta": meta_json}
+    header = {
+        "format": "laconic-checkpoint",
+        "version": "1",
+        "sha256": digest,
+        "keys": keys_json,
+        "meta": meta_json,
+    }
     path.write_bytes(safetensors.numpy.save(arrays, header))
     return path
 
 
 @pytest.mark.parametrize(
-    "meta", ["", "{", "[" * 10**5, "9" * 10**4, "\ud7ff{}"], ids=["empty", "cut", "deep", "long", "odd"]
+    "meta",
+    ["", "{", "[" * 10**5, "9" * 10**4, "\ud7ff{}"],
+    ids=["empty", "cut", "deep", "long", "odd"],
 )
 def test_meta_that_is_not_json(tmp_path, raises_clearly, meta):
     path = rehash(tmp_path / "x.safetensors", meta)

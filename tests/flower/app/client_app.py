@@ -1,4 +1,5 @@
-"""Clients whose partition says who they are; one whose configuration says "bad" misbehaves, each round differently."""
+"""Clients whose partition says who they are; one whose configuration says "bad" misbehaves, each
+round differently."""
 
 import os
 

@@ -1,15 +1,25 @@
-"""A smooth regression in NumPy whose minibatches follow from (round, client, step) alone, and ways to answer badly."""
+"""A smooth regression in NumPy whose minibatches follow from (round, client, step) alone, and ways
+to answer badly."""
 
 import numpy as np
 
 H, B, RATE = 3, 8, 0.1
 SHAPES = {"w": (4, 4), "b": (4,), "out": (4, 3)}  # a square matrix, whose layout shows
-FAULTS = {1: "nan", 2: "shape", 3: "keys", 4: "raise", 5: "exit", 6: "nan"}  # what the bad client does in each round
+FAULTS = {
+    1: "nan",
+    2: "shape",
+    3: "keys",
+    4: "raise",
+    5: "exit",
+    6: "nan",
+}  # what the bad client does in each round
 
 
 def new_weights(dtype=np.float32):
     draw = np.random.default_rng(7)
-    return {name: (0.5 * draw.standard_normal(shape)).astype(dtype) for name, shape in SHAPES.items()}
+    return {
+        name: (0.5 * draw.standard_normal(shape)).astype(dtype) for name, shape in SHAPES.items()
+    }
 
 
 def batch(round_, client, step):
