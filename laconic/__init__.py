@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from laconic.compress import Compressor, parse_compressor
     from laconic.data.feed import Resident, Streamed
     from laconic.errors import LaconicError
-    from laconic.evaluate.run import Method, Setting, Simulation, local_method
     from laconic.federated.options import Federated
     from laconic.federated.population import Population, population_of
     from laconic.local import LocalOptimizer
     from laconic.meta.horizon import Horizon
     from laconic.meta.problem import Inner
     from laconic.meta.train import MetaTrainer, Outer
+    from laconic.methods import METHODS, parse_method
     from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
-    from laconic.recipes.compare import compare, resume
-    from laconic.recipes.config import CompareConfig
-    from laconic.recipes.meta_config import MetaConfig
-    from laconic.recipes.meta_train import meta_train
-    from laconic.recipes.methods import METHODS, parse_method
-    from laconic.recipes.sweep import sweep
-    from laconic.recipes.sweep_config import SweepConfig
-    from laconic.recipes.train import train
-    from laconic.recipes.train_config import TrainConfig
+    from laconic.recipes.comparisons import CompareConfig
+    from laconic.recipes.sweeps import SweepConfig
+    from laconic.recipes.trainings import TrainConfig
     from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
+    from laconic.runs.compare_run import compare, resume
+    from laconic.runs.meta_config import MetaConfig
+    from laconic.runs.meta_train import meta_train
+    from laconic.runs.simulate import Method, Setting, Simulation, local_method
+    from laconic.runs.sweep_run import sweep
+    from laconic.runs.train import train
     from laconic.tasks.base import Aux, Task, plain_task
     from laconic.tasks.catalog import TASKS, make_task
     from laconic.workers import Meshed, Simulated, worker_mesh
@@ -98,7 +98,7 @@ _HOMES = {
     "laconic.compress": "Compressor parse_compressor",
     "laconic.data.feed": "Resident Streamed",
     "laconic.errors": "LaconicError",
-    "laconic.evaluate.run": "Method Setting Simulation local_method",
+    "laconic.runs.simulate": "Method Setting Simulation local_method",
     "laconic.federated.options": "Federated",
     "laconic.federated.population": "Population population_of",
     "laconic.local": "LocalOptimizer",
@@ -106,15 +106,15 @@ _HOMES = {
     "laconic.meta.problem": "Inner",
     "laconic.meta.train": "MetaTrainer Outer",
     "laconic.outer": "LearnedOptimizer OUTER OuterOptimizer from_optax",
-    "laconic.recipes.compare": "compare resume",
-    "laconic.recipes.config": "CompareConfig",
-    "laconic.recipes.meta_config": "MetaConfig",
-    "laconic.recipes.meta_train": "meta_train",
-    "laconic.recipes.methods": "METHODS parse_method",
-    "laconic.recipes.sweep": "sweep",
-    "laconic.recipes.sweep_config": "SweepConfig",
-    "laconic.recipes.train": "train",
-    "laconic.recipes.train_config": "TrainConfig",
+    "laconic.runs.compare_run": "compare resume",
+    "laconic.recipes.comparisons": "CompareConfig",
+    "laconic.runs.meta_config": "MetaConfig",
+    "laconic.runs.meta_train": "meta_train",
+    "laconic.methods": "METHODS parse_method",
+    "laconic.runs.sweep_run": "sweep",
+    "laconic.recipes.sweeps": "SweepConfig",
+    "laconic.runs.train": "train",
+    "laconic.recipes.trainings": "TrainConfig",
     "laconic.round": "Items RoundState Server communication_round draw_items init_round",
     "laconic.tasks.base": "Aux Task plain_task",
     "laconic.tasks.catalog": "TASKS make_task",

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from laconic import cli, zoo
-from laconic.recipes.methods import METHODS
+from laconic.methods import METHODS
 from laconic.store.runlog import read
 from laconic.tasks.catalog import TASKS
 from laconic.version import __version__

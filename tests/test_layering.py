@@ -18,8 +18,12 @@ LAYERS = [
     {"client", "compress", "largest", "outer"},
     {"workers"},
     {"round"},
-    {"meta", "evaluate", "federated"},
+    {"federated"},
+    {"method"},
+    {"meta", "methods", "families"},
     {"engines", "torch"},
+    {"show"},
+    {"runs"},
     {"recipes"},
     {"bench"},
     {"reproduce", "flower"},
@@ -32,7 +36,7 @@ BESIDE = {
     "store": {"errors", "version"},
     "zoo": {"errors", "version", "store", "architecture", "local", "outer"},
 }
-READS_AND_WRITES = RANK["evaluate"]  # from this layer on, they may be imported
+READS_AND_WRITES = RANK["federated"]  # from this layer on, they may be imported
 
 FORBIDDEN = {
     "pickle",
@@ -44,8 +48,8 @@ FORBIDDEN = {
     "haiku",
     "gin",
 }
-DISPLAYS = {"cli", "recipes", "evaluate", "bench"}
-COMPILES = {"evaluate", "engines", "flower", "cli", "bench"}
+DISPLAYS = {"cli", "runs", "show", "bench"}
+COMPILES = {"runs", "engines", "flower", "cli", "bench"}
 
 
 def parse(path: Path) -> ast.Module:
@@ -161,7 +165,7 @@ def test_the_checks_can_fail():
     assert not allowed("outer", "round")
     assert not allowed("errors", "data")
     assert not allowed("round", "store")
-    assert allowed("evaluate", "store")
+    assert allowed("runs", "store")
     assert allowed("zoo", "outer")
     assert not allowed("store", "outer")
     assert not allowed("cli", "")

@@ -12,15 +12,15 @@ import jax
 import numpy as np
 import pytest
 
-from laconic.evaluate.families import names_of, spec_of
-from laconic.evaluate.run import Setting, Simulation
-from laconic.evaluate.sweep import Sweep
+from laconic.families import names_of, spec_of
+from laconic.methods import options_of, parse_method
 from laconic.outer import OUTER
-from laconic.recipes.methods import options_of, parse_method
-from laconic.recipes.sweep_config import SWEEPS, SweepConfig, sweeps
+from laconic.recipes.sweeps import SWEEPS, SweepConfig, sweeps
 from laconic.reproduce.experiment import Experiment, SweepPanel
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import resume_experiment
+from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.sweep import Sweep
 from laconic.tasks.catalog import make_task
 from tests.outer.trees import QUICK, random_tree
 from tests.reproduce.made import DIGITS, SMALL

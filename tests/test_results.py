@@ -8,11 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laconic.evaluate.outcome import summarise
-from laconic.evaluate.summary import markdown_table
-from laconic.evaluate.sweep_report import ranking_table
-from laconic.evaluate.timing import parse_link
-from laconic.recipes.publish import results_of
 from laconic.reproduce.experiment import narrowed, parts_of
 from laconic.reproduce.outcome import rows_of
 from laconic.reproduce.page import write_outcome
@@ -20,6 +15,11 @@ from laconic.reproduce.registry import experiment
 from laconic.reproduce.scale import at_scale
 from laconic.reproduce.timings import timing_rows
 from laconic.reproduce.tuning import sweep_name, tuned_rows
+from laconic.runs.publish import results_of
+from laconic.show.outcome import summarise
+from laconic.show.summary import markdown_table
+from laconic.show.sweep_report import ranking_table
+from laconic.show.timing import parse_link
 from laconic.store.runlog import plain, read
 from laconic.zoo import Card, load, published
 from tests.recorded import benchmark, mean_curve, method_of, numbers_of, peak

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laconic.evaluate.sweep_report import ranking_table
 from laconic.reproduce.federated import LEARNED, TUNED, recipe_for
+from laconic.show.sweep_report import ranking_table
 from laconic.store.runlog import read
 from laconic.zoo import cards
 from tests.recorded import method_of, numbers_of

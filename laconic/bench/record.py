@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.errors import LaconicError
-from laconic.evaluate.figures import our_style, png_bytes
+from laconic.show.figures import our_style, png_bytes
 from laconic.store import atomic
 from laconic.store.runlog import plain, provenance, write_json
 

@@ -23,9 +23,9 @@ from laconic.bench.clock import Tick
 from laconic.data.feed import Resident
 from laconic.data.splits import Dataset
 from laconic.errors import LaconicError, require_positive
-from laconic.evaluate.run import Setting, Simulation
+from laconic.methods import parse_method
 from laconic.outer import LearnedOptimizer
-from laconic.recipes.methods import parse_method
+from laconic.runs.simulate import Setting, Simulation
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task
 from laconic.tasks.classifier import classifier_task

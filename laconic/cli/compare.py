@@ -21,11 +21,11 @@ from laconic.cli.console import (
     wants_resume,
 )
 from laconic.errors import unknown
-from laconic.evaluate.compare import Interrupted
-from laconic.evaluate.summary import table_rows
 from laconic.federated.options import in_words
-from laconic.recipes.compare import compare, resume
-from laconic.recipes.config import RECIPES, CompareConfig
+from laconic.recipes.comparisons import RECIPES, CompareConfig
+from laconic.runs.compare import Interrupted
+from laconic.runs.compare_run import compare, resume
+from laconic.show.summary import table_rows
 
 _RESUME = "Take up a comparison where it stopped; its settings come from the folder."
 

@@ -23,9 +23,9 @@ from laconic.engines.address import free_port, is_loopback, reached_at, split_ad
 from laconic.engines.registry import Entry, Waits, engine_entry
 from laconic.engines.supervisor import HASTE, Supervisor
 from laconic.errors import LaconicError
-from laconic.recipes.folder import new_folder
-from laconic.recipes.train_config import TrainConfig, parts_of, train_command
-from laconic.recipes.train_folder import WORKER_LOGS, finish
+from laconic.recipes.trainings import TrainConfig, parts_of, train_command
+from laconic.runs.folder import new_folder
+from laconic.runs.train_folder import WORKER_LOGS, finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
 

@@ -7,7 +7,7 @@ from rich.markup import escape
 from laconic.cli.console import out, say
 from laconic.cli.zoo import warn_of_damage
 from laconic.errors import LaconicError
-from laconic.recipes.methods import METHODS, Entry, options_of, own_methods, published_methods
+from laconic.methods import METHODS, Entry, options_of, own_methods, published_methods
 from laconic.tasks.catalog import TASKS
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import err, say
-from laconic.recipes.meta_config import MetaConfig
+from laconic.runs.meta_config import MetaConfig
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLUMNS = 60  # of the sparkline

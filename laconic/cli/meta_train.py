@@ -13,12 +13,12 @@ from laconic.cli.console import StopFlag, err, go_on, recipes_text, say, wants_r
 from laconic.cli.hosts import Hosts
 from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError, unknown
-from laconic.evaluate.compare import Interrupted
 from laconic.federated.options import Federated, read_federated
-from laconic.recipes.config import flags_of
-from laconic.recipes.meta_config import MetaConfig, parse_inner
-from laconic.recipes.meta_recipes import META_RECIPES
-from laconic.recipes.meta_train import meta_train, resume_meta_train
+from laconic.recipes.comparisons import flags_of
+from laconic.recipes.meta_trainings import META_RECIPES
+from laconic.runs.compare import Interrupted
+from laconic.runs.meta_config import MetaConfig, parse_inner
+from laconic.runs.meta_train import meta_train, resume_meta_train
 
 EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
 _RESUME = "Take up meta-training where it stopped; its settings come from the folder."

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from laconic.cli.console import err, say, timing_bar
-from laconic.evaluate.book import write_book
+from laconic.show.book import write_book
 
 DESCRIPTION = """\
 Gather every record under a folder (comparisons, sweeps, meta-training, experiments, benchmarks) into one page that

@@ -24,8 +24,6 @@ from laconic.cli.console import (
 )
 from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import Interrupted, Observer
-from laconic.recipes.meta_run import MetaObserver
 from laconic.reproduce.compiling import spare_compiling
 from laconic.reproduce.experiment import narrowed, needs, parts_of
 from laconic.reproduce.folder import read_header
@@ -34,6 +32,8 @@ from laconic.reproduce.page import tables
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import reproduce, resume_experiment
 from laconic.reproduce.scale import at_scale
+from laconic.runs.compare import Interrupted, Observer
+from laconic.runs.meta_run import MetaObserver
 
 _RESUME = "Take up an experiment where it stopped; its name and scale come from the folder."
 

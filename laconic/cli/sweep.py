@@ -21,10 +21,10 @@ from laconic.cli.console import (
     wants_resume,
 )
 from laconic.errors import unknown
-from laconic.evaluate.compare import Interrupted
-from laconic.evaluate.sweep_report import ranking_table, setting_of
-from laconic.recipes.sweep import resume_sweep, sweep
-from laconic.recipes.sweep_config import SweepConfig, sweeps
+from laconic.recipes.sweeps import SweepConfig, sweeps
+from laconic.runs.compare import Interrupted
+from laconic.runs.sweep_run import resume_sweep, sweep
+from laconic.show.sweep_report import ranking_table, setting_of
 
 _RESUME = "Take up a sweep where it stopped; its settings come from the folder."
 

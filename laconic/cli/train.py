@@ -19,11 +19,11 @@ from laconic.cli.console import (
     wants_resume,
 )
 from laconic.errors import LaconicError, unknown
-from laconic.evaluate.compare import Interrupted
-from laconic.evaluate.training import training_facts
-from laconic.recipes.train import SIMULATED, resume_train, train
-from laconic.recipes.train_config import TRAIN_RECIPES, TrainConfig, from_json
-from laconic.recipes.train_folder import CURVE, WEIGHTS, read_header
+from laconic.recipes.trainings import TRAIN_RECIPES, TrainConfig, from_json
+from laconic.runs.compare import Interrupted
+from laconic.runs.train import SIMULATED, resume_train, train
+from laconic.runs.train_folder import CURVE, WEIGHTS, read_header
+from laconic.show.training import training_facts
 
 _RESUME = "Take up a training where it stopped; its settings come from the folder."
 _BEGIN = """\

@@ -23,9 +23,9 @@ from laconic.engines.lifeline import end_with_stdin
 from laconic.engines.place import Place, place_of
 from laconic.engines.registry import Seat, Waits, engine_entry
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import Interrupted
-from laconic.recipes.train import work
-from laconic.recipes.train_folder import finish, missing_ends, worker_folder
+from laconic.runs.compare import Interrupted
+from laconic.runs.train import work
+from laconic.runs.train_folder import finish, missing_ends, worker_folder
 from laconic.store.runlog import plain
 
 LINE_SECONDS, END_SECONDS = 10.0, 20.0

@@ -22,7 +22,6 @@ from laconic.engines.base import Digest
 from laconic.engines.body import WORD, fold, unpack
 from laconic.engines.wire import Layout
 from laconic.errors import LaconicError
-from laconic.evaluate.run import Method, check_workers
 from laconic.round import (
     ClientState,
     Items,
@@ -34,6 +33,7 @@ from laconic.round import (
     outer_phase,
     worker_keys,
 )
+from laconic.runs.simulate import Method, check_workers
 from laconic.tasks.base import Task
 from laconic.workers import Combined, Simulated
 

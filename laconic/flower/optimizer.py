@@ -4,8 +4,8 @@ import os
 from typing import NamedTuple
 
 from laconic.errors import LaconicError
+from laconic.methods import parse_method
 from laconic.outer import OuterOptimizer
-from laconic.recipes.methods import parse_method
 from laconic.zoo import load, published
 from laconic.zoo.file import SUFFIX
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import CHECKPOINT, RECORDS, is_another
-from laconic.evaluate.panels import of_kind
-from laconic.recipes.compare import check
-from laconic.recipes.config import CompareConfig, command_of
-from laconic.recipes.methods import parse_method
+from laconic.methods import parse_method
+from laconic.recipes.comparisons import CompareConfig, command_of
 from laconic.reproduce.folder import bare
+from laconic.runs.compare import CHECKPOINT, RECORDS, is_another
+from laconic.runs.compare_run import check
+from laconic.show.panels import of_kind
 from laconic.store import atomic
 from laconic.store.runlog import plain, read, rewrite
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from laconic.evaluate import metrics
-from laconic.evaluate.panels import COLOURS, DASHES, INK, of_kind
 from laconic.reproduce.experiment import Across, Experiment
+from laconic.show import metrics
+from laconic.show.panels import COLOURS, DASHES, INK, of_kind
 
 Record = dict[str, Any]
 Look = tuple[

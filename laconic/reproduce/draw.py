@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from laconic.evaluate.figures import CEILING, our_style
-from laconic.evaluate.panels import COLOURS, GRID, INK, round_values
-from laconic.evaluate.summary import MISSING
 from laconic.reproduce import outcome
 from laconic.reproduce.curves import Axes, Line, Look, all_axes, looks_of
 from laconic.reproduce.draw_timings import timings_figure
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.mixes import mixes_figure
+from laconic.show.figures import CEILING, our_style
+from laconic.show.panels import COLOURS, GRID, INK, round_values
+from laconic.show.summary import MISSING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Plot

@@ -4,10 +4,10 @@ over H."""
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from laconic.evaluate.figures import our_style
-from laconic.evaluate.panels import COLOURS, GRID, INK
 from laconic.reproduce.experiment import Experiment, TimingPanel
 from laconic.reproduce.timings import LABELS
+from laconic.show.figures import our_style
+from laconic.show.panels import COLOURS, GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Plot

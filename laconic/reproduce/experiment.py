@@ -8,10 +8,10 @@ from typing import Any, Literal
 from laconic.bench.overhead import METHODS, OverheadConfig
 from laconic.errors import unknown
 from laconic.federated.options import Federated
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.grids import parse_grid
-from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.comparisons import CompareConfig
+from laconic.recipes.sweeps import SweepConfig
+from laconic.runs.grids import parse_grid
+from laconic.runs.meta_config import MetaConfig
 
 AVERAGE = "average"  # the panel of rows that are means over panels
 

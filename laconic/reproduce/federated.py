@@ -3,10 +3,10 @@ mixes of clients."""
 
 from dataclasses import replace
 
-from laconic.evaluate.families import names_of
+from laconic.families import names_of
 from laconic.federated.options import Federated
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.sweep_config import SWEEPS, SweepConfig
+from laconic.recipes.comparisons import CompareConfig
+from laconic.recipes.sweeps import SWEEPS, SweepConfig
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel, Use
 from laconic.reproduce.settings import by_recipe

@@ -7,12 +7,12 @@ from typing import Any
 
 from laconic.bench.overhead import OverheadConfig
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import CHECKPOINT, RECORDS
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.folder import check_records
-from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.comparisons import CompareConfig
+from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.experiment import Experiment
+from laconic.runs.compare import CHECKPOINT, RECORDS
+from laconic.runs.folder import check_records
+from laconic.runs.meta_config import MetaConfig
 from laconic.store.runlog import RunLog, plain, provenance, read
 
 Record = dict[str, Any]

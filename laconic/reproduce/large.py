@@ -3,8 +3,8 @@ ResNet-152."""
 
 from dataclasses import replace
 
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.comparisons import CompareConfig
+from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment, Panel, Tuning, Use
 from laconic.reproduce.settings import FULL, both, by_recipe

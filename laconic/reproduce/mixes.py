@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from laconic.data.partition import class_counts
-from laconic.evaluate.figures import our_style
-from laconic.evaluate.summary import number
 from laconic.federated.population import RUNS, draw_rows, labels_of
 from laconic.reproduce.experiment import Experiment, MixPanel
+from laconic.show.figures import our_style
+from laconic.show.summary import number
 from laconic.tasks.catalog import make_task
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from laconic.evaluate.origin import origins
-from laconic.evaluate.panels import of_kind
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.scale import SMOKE_LINE, SMOKE_SIZES, SMOKE_TIMES
 from laconic.reproduce.timings import timing_notes
 from laconic.reproduce.tuning import tuned_notes
+from laconic.show.origin import origins
+from laconic.show.panels import of_kind
 
 Record = dict[str, Any]
 

@@ -5,11 +5,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from laconic.evaluate import metrics
-from laconic.evaluate.panels import of_kind
-from laconic.evaluate.ranking import RULES, ranked
-from laconic.evaluate.summary import count, number, percent, with_error
 from laconic.reproduce.experiment import AVERAGE, Experiment, Number, Panel
+from laconic.show import metrics
+from laconic.show.panels import of_kind
+from laconic.show.ranking import RULES, ranked
+from laconic.show.summary import count, number, percent, with_error
 
 Record = dict[str, Any]
 

@@ -6,9 +6,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.evaluate import report_page as html
-from laconic.evaluate.figures import png_bytes, svg_bytes
-from laconic.evaluate.summary import MISSING, number
 from laconic.reproduce import timings, tuning
 from laconic.reproduce.draw import experiment_figure
 from laconic.reproduce.experiment import AVERAGE, Experiment
@@ -16,6 +13,9 @@ from laconic.reproduce.mixes import HEADERS, mix_lines
 from laconic.reproduce.notes import notes, scale_line
 from laconic.reproduce.outcome import COLUMNS
 from laconic.reproduce.timings import timing_lines
+from laconic.show import report_page as html
+from laconic.show.figures import png_bytes, svg_bytes
+from laconic.show.summary import MISSING, number
 from laconic.store import atomic
 
 Record = dict[str, Any]

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import RECORDS
-from laconic.recipes.meta_config import MetaConfig, described
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.folder import decided_by_data, with_defaults
+from laconic.runs.compare import RECORDS
+from laconic.runs.meta_config import MetaConfig, described
 from laconic.store.runlog import plain, read
 from laconic.zoo import cards
 

@@ -16,13 +16,8 @@ from typing import Any, Protocol
 from laconic.bench.clock import Tick
 from laconic.bench.overhead import PARTS
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.recipes.compare import compare, resume
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.meta_run import MetaObserver, Unwatched
-from laconic.recipes.meta_train import meta_train, resume_meta_train
-from laconic.recipes.sweep import resume_sweep, sweep
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.comparisons import CompareConfig
+from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.amend import amend
 from laconic.reproduce.compiling import compiled_for
 from laconic.reproduce.experiment import (
@@ -43,6 +38,11 @@ from laconic.reproduce.registry import experiment as by_name
 from laconic.reproduce.scale import at_scale
 from laconic.reproduce.timings import METRIC, begin_timing, run_timing, timing_rows
 from laconic.reproduce.tuning import sweep_name, tuned_rows, with_tuned
+from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
+from laconic.runs.compare_run import compare, resume
+from laconic.runs.meta_run import MetaObserver, Unwatched
+from laconic.runs.meta_train import meta_train, resume_meta_train
+from laconic.runs.sweep_run import resume_sweep, sweep
 from laconic.store.runlog import read
 
 BEST = "best.safetensors"

@@ -4,11 +4,11 @@ name."""
 from dataclasses import replace
 from typing import Any
 
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.meta_recipes import META_RECIPES
+from laconic.recipes.comparisons import CompareConfig
+from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.reproduce.experiment import Learned, Use
 from laconic.reproduce.paper import Tuned
+from laconic.runs.meta_config import MetaConfig
 from laconic.zoo import published
 
 SHORT = {"fmnist-mlp2": "fmnist"}  # a task's name in an optimizer's, where it is not its own

@@ -3,7 +3,7 @@ curves behind them."""
 
 from dataclasses import replace
 
-from laconic.recipes.sweep_config import SWEEPS, SweepConfig
+from laconic.recipes.sweeps import SWEEPS, SweepConfig
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment, Panel, SweepPanel
 from laconic.reproduce.federated import sweep_panels

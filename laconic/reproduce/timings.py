@@ -16,11 +16,11 @@ import jax
 from laconic.bench.clock import Tick
 from laconic.bench.overhead import METHODS, PARTS, OverheadConfig, measure
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import RECORDS, Interrupted
-from laconic.evaluate.panels import of_kind
-from laconic.evaluate.summary import MISSING, number
-from laconic.recipes.config import command_line
+from laconic.recipes.comparisons import command_line
 from laconic.reproduce.experiment import Experiment, TimingPanel
+from laconic.runs.compare import RECORDS, Interrupted
+from laconic.show.panels import of_kind
+from laconic.show.summary import MISSING, number
 from laconic.store.runlog import RunLog, provenance, read
 
 Record = dict[str, Any]

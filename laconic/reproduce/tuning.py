@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from laconic.evaluate.panels import of_kind
-from laconic.evaluate.ranking import RULES, ranked
-from laconic.evaluate.summary import number
 from laconic.reproduce.experiment import Experiment, Panel, Tuning
+from laconic.show.panels import of_kind
+from laconic.show.ranking import RULES, ranked
+from laconic.show.summary import number
 
 Record = dict[str, Any]
 METRIC = "tuned"

@@ -14,7 +14,7 @@ from laconic.cli.launch_table import LaunchDisplay
 from laconic.engines.children import Line
 from laconic.engines.registry import ENGINES
 from tests.cli.commands import assert_one_error, laconic
-from tests.evaluate.trainings import a_row
+from tests.show.trainings import a_row
 
 TRAIN = ["--", "train", "--task", "digits-mlp:width=4", "--optimizer", "local-sgd"]
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from laconic.recipes.train import train
-from laconic.recipes.train_config import TrainConfig, parts_of
-from laconic.recipes.train_folder import lives_of
+from laconic.recipes.trainings import TrainConfig, parts_of
+from laconic.runs.train import train
+from laconic.runs.train_folder import lives_of
 from laconic.store import checkpoint
 from laconic.store.runlog import read
 from laconic.tasks.catalog import make_task

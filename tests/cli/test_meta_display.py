@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from laconic.cli.meta_display import MetaDisplay, sparkline
-from laconic.recipes.meta_config import MetaConfig
+from laconic.runs.meta_config import MetaConfig
 
 CONFIG = MetaConfig(steps=400)
 

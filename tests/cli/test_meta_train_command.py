@@ -12,13 +12,13 @@ import pytest
 
 from laconic import zoo
 from laconic.cli import meta_train as command
-from laconic.evaluate.compare import CHECKPOINT, RECORDS
-from laconic.recipes.meta_recipes import META_RECIPES
+from laconic.recipes.meta_trainings import META_RECIPES
+from laconic.runs.compare import CHECKPOINT, RECORDS
 from laconic.store import checkpoint
 from laconic.store.runlog import plain, read
 from tests.cli.commands import assert_one_error, laconic, process
 from tests.outer.trees import QUICK
-from tests.recipes.meta_runs import FLAGS, Clock, assert_same_bits
+from tests.runs.meta_runs import FLAGS, Clock, assert_same_bits
 from tests.zoo.made import LAGG_A, a_card, weights
 
 RUN = ["meta-train", "lopt-a-digits", *FLAGS]
@@ -224,7 +224,7 @@ def test_minutes_too_few_are_an_error_and_minutes_used_up_are_not(capfd, tmp_pat
             super().progress(done, losses, norms)
             clock.now += 40
 
-    monkeypatch.setattr("laconic.recipes.meta_train.time", clock)
+    monkeypatch.setattr("laconic.runs.meta_train.time", clock)
     monkeypatch.setattr(command, "MetaDisplay", Display)
     code, out, err = laconic(capfd, *RUN, "--out", folder, "--minutes", "0.5")
     assert (code, out) == (1, "")

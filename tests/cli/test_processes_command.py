@@ -2,13 +2,13 @@
 
 import pytest
 
-from laconic.evaluate.compare import CHECKPOINT
+from laconic.runs.compare import CHECKPOINT
 from laconic.store import checkpoint
 from laconic.store.runlog import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.meta.pair import TIMEOUT, free_address, run_pair, start
 from tests.outer.trees import assert_close
-from tests.recipes.meta_runs import FLAGS, weights
+from tests.runs.meta_runs import FLAGS, weights
 
 # With σ = 0.1 rounding in the losses grows 50-fold in the gradient, at the default of 0.01
 # 5000-fold.

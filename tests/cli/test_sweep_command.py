@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from laconic.cli import sweep as command
-from laconic.recipes.sweep_config import SWEEPS
+from laconic.recipes.sweeps import SWEEPS
 from laconic.store.runlog import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.outer.trees import QUICK

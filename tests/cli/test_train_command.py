@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from laconic.cli import train as command
-from laconic.recipes.train_config import TRAIN_RECIPES, TrainConfig
+from laconic.recipes.trainings import TRAIN_RECIPES, TrainConfig
 from laconic.store.runlog import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.outer.trees import QUICK

@@ -10,11 +10,11 @@ import pytest
 
 from laconic.client import LocalOptimizer, Work
 from laconic.compress import parse_compressor
-from laconic.evaluate.run import Setting, Simulation, local_method
 from laconic.federated import Federated, draw_population
+from laconic.methods import parse_method
 from laconic.outer import OUTER, LearnedOptimizer
-from laconic.recipes.methods import parse_method
 from laconic.round import RoundState
+from laconic.runs.simulate import Setting, Simulation, local_method
 from laconic.workers import worker_mesh
 from tests import reference as ref
 from tests import reference_compress as twin

@@ -16,9 +16,9 @@ from laconic.federated import Federated, draw_population
 from laconic.meta.problem import Inner, training_problem
 from laconic.meta.train import MetaTrainer, Outer
 from laconic.outer.learned import LearnedOptimizer
-from laconic.recipes.meta_config import MetaConfig, described, parse_inner
-from laconic.recipes.meta_recipes import META_RECIPES
+from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.round import Server, communication_round
+from laconic.runs.meta_config import MetaConfig, described, parse_inner
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task
 from laconic.workers import Simulated

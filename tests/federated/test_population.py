@@ -10,8 +10,6 @@ import pytest
 
 from laconic.client import Work
 from laconic.data.feed import Resident, Streamed
-from laconic.evaluate.run import Setting, Simulation
-from laconic.evaluate.sweep import Sweep
 from laconic.federated import (
     Federated,
     Population,
@@ -21,8 +19,10 @@ from laconic.federated import (
     settle,
 )
 from laconic.federated.population import RUNS, labels_of
-from laconic.recipes.methods import parse_method
+from laconic.methods import parse_method
 from laconic.round import RoundState, worker_keys
+from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.sweep import Sweep
 from laconic.tasks.catalog import make_task
 from tests import tiny
 from tests.outer.trees import QUICK

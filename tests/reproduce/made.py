@@ -6,11 +6,11 @@ from dataclasses import replace
 import jax
 import pytest
 
-from laconic.evaluate import report
-from laconic.recipes.config import CompareConfig
+from laconic.recipes.comparisons import CompareConfig
 from laconic.reproduce.experiment import Across, Experiment, Learned, Number, Panel, Use
-from tests.evaluate.made_up import comparison, method_record
-from tests.recipes.meta_runs import TINY
+from laconic.show import report
+from tests.runs.meta_runs import TINY
+from tests.show.made_up import comparison, method_record
 
 SMALL = CompareConfig(
     task="digits-mlp:width=4",

@@ -7,11 +7,11 @@ from dataclasses import replace
 import jax
 import pytest
 
-from laconic.evaluate.book_records import collect
 from laconic.reproduce import run
 from laconic.reproduce.amend import REPLACED
 from laconic.reproduce.experiment import Use
 from laconic.reproduce.run import carry_out
+from laconic.show.book_records import collect
 from laconic.store import runlog
 from laconic.store.runlog import read, rewrite
 from tests.reproduce.made import DIGITS, SMALL, Watch, quickly

@@ -4,10 +4,9 @@ anything runs."""
 import pytest
 
 from laconic.compress import parse_compressor
-from laconic.evaluate.families import check_points
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.grids import parse_grid
-from laconic.recipes.methods import parse_method
+from laconic.families import check_points
+from laconic.methods import parse_method
+from laconic.recipes.comparisons import CompareConfig
 from laconic.reproduce import paper
 from laconic.reproduce.curves import KINDS
 from laconic.reproduce.experiment import needs
@@ -16,6 +15,7 @@ from laconic.reproduce.recorded import matches
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import with_learned
 from laconic.reproduce.scale import SCALES, at_scale
+from laconic.runs.grids import parse_grid
 from laconic.tasks.catalog import TASKS, parse_spec
 
 OWN_SETTING = {  # batch, rounds, seeds

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from laconic.evaluate.figures import svg_bytes
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.curves import Axes, Line, all_axes, looks_of
 from laconic.reproduce.draw import draw_axes, draw_bars, experiment_figure
 from laconic.reproduce.experiment import Experiment, Listing, SweepPanel
@@ -24,8 +23,9 @@ from laconic.reproduce.page import (
     write_outcome,
 )
 from laconic.reproduce.scale import SMOKE_LINE
-from tests.evaluate.made_up import oracle_smooth
+from laconic.show.figures import svg_bytes
 from tests.reproduce.made import LABELS, PAINTED, records
+from tests.show.made_up import oracle_smooth
 
 PANELS = {"a": records(), "b": records(first=5, sent=1024)}
 ROWS = rows_of(PAINTED, PANELS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.experiment import Experiment, Number, Panel, SweepPanel
 from laconic.reproduce.outcome import COLUMNS, METRICS, hparam_rows, rows_of
 from tests.reproduce.made import SMALL, summary_of

@@ -9,14 +9,14 @@ import jax
 import pytest
 
 from laconic.errors import LaconicError
-from laconic.evaluate.compare import Interrupted
-from laconic.recipes import meta_folder
-from laconic.recipes.meta_recipes import META_RECIPES
-from laconic.recipes.sweep_config import SWEEPS
+from laconic.recipes.meta_trainings import META_RECIPES
+from laconic.recipes.sweeps import SWEEPS
 from laconic.reproduce import run
 from laconic.reproduce.experiment import Learned
 from laconic.reproduce.recorded import find_sweep, matches
 from laconic.reproduce.run import carry_out, reproduce, resume_experiment, with_learned
+from laconic.runs import meta_folder
+from laconic.runs.compare import Interrupted
 from laconic.store.runlog import read
 from tests.reproduce.made import DIGITS, Killed, Watch, quickly
 

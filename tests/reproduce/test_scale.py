@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from laconic.recipes.config import CompareConfig
-from laconic.recipes.meta_config import MetaConfig
-from laconic.recipes.sweep_config import SWEEPS
+from laconic.recipes.comparisons import CompareConfig
+from laconic.recipes.sweeps import SWEEPS
 from laconic.reproduce.registry import EXPERIMENTS
 from laconic.reproduce.scale import at_scale, quarter, small_task, smoke, smoke_meta, smoke_sweep
+from laconic.runs.meta_config import MetaConfig
 
 FULL = CompareConfig(
     task="fmnist-mlp2",

@@ -8,13 +8,13 @@ import pytest
 
 from laconic.bench import overhead
 from laconic.bench.overhead import OverheadConfig
-from laconic.evaluate.book_records import collect
-from laconic.evaluate.compare import Interrupted
 from laconic.reproduce import run
 from laconic.reproduce.draw_timings import timings_figure
 from laconic.reproduce.experiment import Experiment, TimingPanel
 from laconic.reproduce.page import tables
 from laconic.reproduce.run import carry_out
+from laconic.runs.compare import Interrupted
+from laconic.show.book_records import collect
 from laconic.store.runlog import read
 from tests.reproduce.made import Killed, Watch
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.evaluate.compare import Interrupted
-from laconic.recipes import sweep as sweep_module
-from laconic.recipes.sweep import sweep
-from laconic.recipes.sweep_config import SweepConfig
+from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce import recorded, run
 from laconic.reproduce.experiment import Experiment, Panel, Tuning
 from laconic.reproduce.notes import notes
 from laconic.reproduce.page import tables
 from laconic.reproduce.run import carry_out
+from laconic.runs import sweep_run as sweep_module
+from laconic.runs.compare import Interrupted
+from laconic.runs.sweep_run import sweep
 from laconic.store.runlog import read
 from tests.reproduce.made import SMALL, Watch, quickly
 

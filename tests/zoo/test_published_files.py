@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from laconic import zoo
-from laconic.recipes.meta_recipes import META_RECIPES
+from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.zoo.card import to_json
 from laconic.zoo.shelf import WEIGHTS
 from tests.outer.trees import QUICK, SHAPES, random_deltas, random_tree

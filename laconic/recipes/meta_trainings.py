@@ -1,0 +1,233 @@
+"""Meta-training recipes by name."""
+
+from dataclasses import replace
+
+from laconic.federated.options import Federated
+from laconic.runs.meta_config import MetaConfig
+
+_FMNIST = MetaConfig()
+_AGAIN = MetaConfig(steps=2000, ramp=2000, peak=1e-3)
+_ON = MetaConfig(
+    steps=3000, ramp=2400, peak=1.5e-3, judge_every=1500
+)  # from a φ of a related setting
+_TOP = replace(_ON, pairs=4, local_clip=2.0)
+# Tensors with more inputs take smaller steps, and so do models with more matrices.
+_ELSEWHERE = replace(_TOP, gamma=0.1, widest=784, deepest=6, judge_every=1000)
+# a round of it takes twenty times as long as one of the MLP, hence few and short unrolls
+_CNN = replace(
+    _TOP,
+    tasks=("cifar10-cnn:compute=bf16",),
+    widest=784,
+    deepest=6,
+    steps=500,
+    ramp=400,
+    truncation=10,
+    peak=1e-3,
+    warmup=50,
+    judge_every=250,
+    judge_seeds=1,
+)
+_CNN_AGAIN = replace(_CNN, steps=250, ramp=0, warmup=25, peak=7e-4)
+_ABLATION = MetaConfig(steps=4000, ramp=3200, judge_every=1000)
+_PAPER = MetaConfig(
+    gamma=0.5,
+    steps=5000,
+    truncation=50,
+    ramp=0,
+    last=1e-3,
+    clip=0.0,
+    average=0.0,
+    output_scale=1.0,
+    reset_diverged=False,
+)
+_SMALL = MetaConfig(
+    tasks=("digits-mlp",),
+    batch=16,
+    steps=1500,
+    pairs=4,
+    truncation=10,
+    shortest=20,
+    longest=100,
+    ramp=1000,
+)
+_GENERAL = (
+    "fmnist-mlp2@workers=8,local_steps=4,batch=64",
+    "fmnist-cnn@workers=4,local_steps=4,batch=32",
+    "cifar10-mlp2@workers=16,local_steps=2,batch=32",
+    "cifar10-cnn@workers=4,local_steps=2,batch=32",
+    "imagenet32-mlp2@workers=4,local_steps=8,batch=64",
+    "lm-bytes@workers=4,local_steps=4,batch=8",
+)
+_MORE = (
+    "fmnist-mlp3@workers=8,local_steps=4,batch=64",
+    "digits-mlp@workers=8,local_steps=4,batch=16",
+)
+# The four widths of the paper's optimizer for ResNet-152, in its setting: K = 8, H = 8, runs of up
+# to 2000 rounds.
+_WIDTHS = replace(
+    _ON,
+    tasks=tuple(f"imagenet32-mlp3:width={width}" for width in (64, 128, 256, 512)),
+    widest=784,
+    deepest=6,
+    local_steps=8,
+    local_clip=5.0,
+    local_decay=1e-4,
+    longest=2000,
+    peak=1e-3,
+    pairs=4,
+)
+
+_FEDERATED = replace(
+    _TOP,
+    workers=10,
+    batch=20,
+    federated=Federated(400, 0.1),
+    objective="valid",
+    steps=2000,
+    ramp=1600,
+    judge_every=500,
+    init="lopt-a-fmnist",
+)
+_FEDERATED_CNN = replace(
+    _CNN,
+    workers=10,
+    batch=20,
+    federated=_FEDERATED.federated,
+    objective="valid",
+    init="lopt-a-cifar10-mlp2",
+)
+_ALIKE = Federated(400, 100.0)
+
+
+def _both(
+    suffix: str, words: str, config: MetaConfig, first: str = "fmnist"
+) -> dict[str, tuple[str, MetaConfig]]:
+    """The same for LOpt-A and LAgg-A, each beginning from the one for Fashion-MNIST at H = 4, or
+    for another task."""
+    return {
+        f"{architecture}-{suffix}": (
+            f"{name} {words}, beginning from {architecture}-{first}",
+            replace(config, architecture=architecture, init=f"{architecture}-{first}"),
+        )
+        for architecture, name in (("lopt-a", "LOpt-A"), ("lagg-a", "LAgg-A"))
+    }
+
+
+META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
+    "lopt-a-fmnist": (
+        "LOpt-A for Fashion-MNIST's 2-layer MLP, K = 8, H = 4: minutes on one large GPU",
+        _FMNIST,
+    ),
+    "lagg-a-fmnist": ("LAgg-A for the same", replace(_FMNIST, architecture="lagg-a")),
+    "lopt-a-fmnist-again": ("a second, gentler cycle from a φ given by --init", _AGAIN),
+    "lagg-a-fmnist-again": ("the same for LAgg-A", replace(_AGAIN, architecture="lagg-a")),
+    **_both("fmnist-h8", "at H = 8", replace(_ON, local_steps=8)),
+    **_both("fmnist-h16", "at H = 16", replace(_ON, local_steps=16, pairs=4)),
+    **_both(
+        "fmnist-tenth", "for messages of the largest tenth", replace(_TOP, compress="topk:0.1+ef")
+    ),
+    **_both(
+        "fmnist-hundredth",
+        "for messages of the largest hundredth",
+        replace(_TOP, compress="topk:0.01+ef"),
+    ),
+    **_both(
+        "cifar10-mlp2", "for CIFAR-10's 2-layer MLP", replace(_ELSEWHERE, tasks=("cifar10-mlp2",))
+    ),
+    **_both(
+        "imagenet32-mlp3",
+        "for the 3-layer MLP of ImageNet at 32×32",
+        replace(_ELSEWHERE, tasks=("imagenet32-mlp3",)),
+    ),
+    **_both("cifar10-cnn", "for CIFAR-10's CNN", _CNN, first="cifar10-mlp2"),
+    "lopt-a-cifar10-cnn-again": ("a second, gentler cycle from a φ given by --init", _CNN_AGAIN),
+    "lagg-a-cifar10-cnn-again": ("the same for LAgg-A", replace(_CNN_AGAIN, architecture="lagg-a")),
+    "lopt-fmnist": (
+        "the ablation without Ada features, of the mean delta",
+        replace(_ABLATION, architecture="lopt"),
+    ),
+    "lagg-fmnist": (
+        "the ablation without Ada features, of every delta",
+        replace(_ABLATION, architecture="lagg"),
+    ),
+    "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),
+    "lagg-a-paper": ("LAgg-A by the paper's own settings", replace(_PAPER, architecture="lagg-a")),
+    "lopt-a-valid": (
+        "LOpt-A for the validation loss, every run 1000 rounds long",
+        replace(_FMNIST, objective="valid", shortest=1000, ramp=0),
+    ),
+    "lopt-a-general": (
+        "LOpt-A on six tasks at once, MLPs, CNNs and a language model, beginning from lopt-a-fmnist",
+        replace(
+            _FMNIST,
+            tasks=_GENERAL,
+            gamma=0.1,
+            widest=784,
+            deepest=6,
+            steps=1000,
+            ramp=800,
+            peak=1e-3,
+            pairs=4,
+            judge_every=100,
+            init="lopt-a-fmnist",
+        ),
+    ),
+    "lopt-a-general-again": (
+        "a second, gentler cycle of long runs from lopt-a-general, with a deeper MLP and the "
+        "digits among its tasks",
+        replace(
+            _FMNIST,
+            tasks=(*_GENERAL, *_MORE),
+            gamma=0.1,
+            widest=784,
+            deepest=6,
+            steps=700,
+            longest=1200,
+            ramp=0,
+            warmup=50,
+            peak=7e-4,
+            pairs=4,
+            judge_every=700,
+            judge_seeds=1,
+            init="lopt-a-general",
+        ),
+    ),
+    **{
+        f"{architecture}-imagenet32-widths": (
+            f"{name} for 2000 rounds at H = 8 on ImageNet's 3-layer MLP at four widths, clipped "
+            "and decayed local "
+            f"steps, beginning from {architecture}-fmnist",
+            replace(_WIDTHS, architecture=architecture, init=f"{architecture}-fmnist"),
+        )
+        for architecture, name in (("lopt-a", "LOpt-A"), ("lagg-a", "LAgg-A"))
+    },
+    "fedlopt-fmnist": (
+        "FedLOpt for Fashion-MNIST's 2-layer MLP: 400 clients with class mixes of Dirichlet(0.1), "
+        "10 a round, "
+        "beginning from lopt-a-fmnist",
+        _FEDERATED,
+    ),
+    "fedlopt-fmnist-homogeneous": (
+        "the same with Dirichlet(100): clients that hardly differ",
+        replace(_FEDERATED, federated=_ALIKE, gamma=0.1),
+    ),
+    "fedlagg-fmnist": (
+        "FedLAgg for the first, at a fixed K = 10, from random weights",
+        replace(_FEDERATED, architecture="lagg-a", init=None, peak=3e-3),
+    ),
+    "fedlopt-cifar10-cnn": (
+        "FedLOpt for CIFAR-10's CNN: 400 clients with class mixes of Dirichlet(0.1), 10 a round, "
+        "beginning from "
+        "lopt-a-cifar10-mlp2",
+        _FEDERATED_CNN,
+    ),
+    "fedlopt-cifar10-cnn-homogeneous": (
+        "the same with Dirichlet(100)",
+        replace(_FEDERATED_CNN, federated=_ALIKE),
+    ),
+    "lopt-a-digits": (
+        "LOpt-A for the bundled digits: no download, a few minutes on a laptop",
+        _SMALL,
+    ),
+    "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
+}

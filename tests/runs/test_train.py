@@ -1,0 +1,285 @@
+"""`laconic.runs.train`: the simulator's numbers, what is written, stopping, going on, and
+refusing."""
+
+import errno
+import os
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from laconic.recipes.trainings import (
+    TRAIN_RECIPES,
+    TrainConfig,
+    from_json,
+    parts_of,
+    run_name,
+    to_json,
+    train_command,
+)
+from laconic.runs.compare import RECORDS, Interrupted
+from laconic.runs.heldout import heldout_metrics
+from laconic.runs.simulate import Simulation
+from laconic.runs.train import resume_train, train
+from laconic.runs.train_folder import forget_after, lives_of, read_header, worker_folder
+from laconic.store import runlog
+from laconic.store.runlog import read
+from laconic.tasks.catalog import make_task
+from laconic.zoo import load
+from tests.outer.trees import QUICK
+from tests.runs import killed
+
+SMALL = TrainConfig(
+    "digits-mlp:width=4", "slowmo:gamma=0.3,beta=0.5", workers=3, local_steps=2, batch=4, rounds=8
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
+
+
+def curve_of(records):
+    return {row["round"]: row for life in lives_of(records) for row in life.rows}
+
+
+def test_training_is_the_simulator_and_all_of_it_is_written_down(tmp_path):
+    config = replace(SMALL, compress="topk:0.2+ef", out=tmp_path / "run")
+    folder, records = train(config, command="laconic train …")
+    method, setting = parts_of(config)
+    task = make_task(config.task)
+    simulation = Simulation(task, method, setting)
+    (chunk,) = simulation.run(simulation.start())
+    curve = curve_of(records)
+    losses = [[curve[r]["losses"][str(k)] for k in range(3)] for r in range(1, 9)]
+    np.testing.assert_allclose(losses, chunk.losses[0], rtol=1e-5)
+    shared = jax.tree.map(lambda x: np.asarray(x[0]), chunk.state.shared)
+    weights = load_file(folder / "weights.safetensors")
+    wanted = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shared)
+    }
+    assert weights.keys() == wanted.keys()
+    for name, leaf in wanted.items():
+        np.testing.assert_allclose(weights[name], leaf, rtol=1e-5, atol=1e-7)
+    header, summary = records[0], records[-1]
+    assert (header["kind"], header["engine"], header["command"]) == (
+        "run",
+        "simulated",
+        "laconic train …",
+    )
+    assert header["task"]["name"] == config.task
+    assert header["provenance"]["versions"]["jax"] == jax.__version__
+    assert summary["loss"] == pytest.approx(
+        chunk.losses[0].mean(), rel=1e-5
+    )  # fewer rounds than the window
+    assert summary["message_bits"] == method.compressor.bits(shared.params)
+    heldout = heldout_metrics(task, chunk.state.shared._replace(params=shared.params))
+    assert summary["heldout"]["accuracy"] == pytest.approx(float(heldout["accuracy"]), abs=1e-6)
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "command.txt").read_text() == "laconic train …\n"
+
+
+def test_a_stop_saves_and_going_on_ends_with_the_same_bits(tmp_path):
+    _, whole = train(replace(SMALL, out=tmp_path / "whole"))
+    seen = []
+    with pytest.raises(Interrupted, match="after round 4 of 8") as info:
+        train(replace(SMALL, out=tmp_path / "cut"), tell=seen.append, stop=lambda: len(seen) >= 4)
+    assert info.value.folder == tmp_path / "cut"
+    assert [m["kind"] for m in seen] == ["start", "round", "round", "round", "round"]
+    _, records = resume_train(tmp_path / "cut", tell=seen.append)
+    assert seen[5] == {"kind": "start", "worker": 0, "round": 4, "rounds": 8}
+    digests = [[row["digest"] for row in curve_of(some).values()] for some in (whole, records)]
+    assert digests[0] == digests[1]
+    assert records[-1]["final_digests"] == whole[-1]["final_digests"]
+    assert records[-1]["workers"]["0"]["starts"] == 2
+    again = resume_train(tmp_path / "cut")[1]  # nothing left to do
+    assert again[-1]["final_digests"] == whole[-1]["final_digests"]
+    assert len(curve_of(again)) == 8
+
+
+def test_a_full_disk_stops_nothing_until_the_end(tmp_path, monkeypatch, raises_clearly):
+    """Rounds wait in memory and are written when there is room again."""
+    real, full = os.fsync, [False]
+
+    def sync(handle):
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle)
+
+    monkeypatch.setattr(runlog.os, "fsync", sync)
+    seen = []
+
+    def tell(message):
+        seen.append(message)
+        if message["kind"] == "round":
+            full[0] = 2 <= message["round"] < 6
+
+    config = replace(SMALL, checkpoint_every=2)
+    _, records = train(replace(config, out=tmp_path / "passing"), tell=tell)
+    assert sorted(curve_of(records)) == list(range(1, 9))
+    notes = [m["text"] for m in seen if m["kind"] == "note"]
+    assert len(notes) == 1
+    assert "No space left" in notes[0]
+    assert "kept in memory" in notes[0]
+    with raises_clearly("No space left"):
+        train(
+            replace(config, out=tmp_path / "lasting"),
+            tell=lambda m: full.__setitem__(0, m.get("round", 0) > 3),
+        )
+    full[0] = False
+    _, again = resume_train(tmp_path / "lasting")
+    assert again[-1]["final_digests"] == records[-1]["final_digests"]
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_to_the_same_bits(tmp_path):
+    """A real process, killed while it trains; at most the round of its last checkpoint is missing
+    from its records."""
+    words = [
+        "train",
+        "--task",
+        SMALL.task,
+        "--optimizer",
+        "diloco",
+        "--batch",
+        "4",
+        "--rounds",
+        "300",
+    ]
+    words += ["--checkpoint-every", "3"]
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    killed.finish(tmp_path / "whole", *words, "--out", "run")
+    killed.kill(tmp_path / "cut", 20, 0.05, *words, "--out", "run")
+    done = lives_of(read(tmp_path / "cut" / "run" / RECORDS))[-1].rows[-1]["round"]
+    assert 3 < done < 300
+    killed.finish(tmp_path / "cut", "train", "--resume", "run")
+    whole, cut = (read(tmp_path / name / "run" / RECORDS) for name in ("whole", "cut"))
+    start = [record["round"] for record in cut if record["kind"] == "start"][-1]
+    assert start > 0
+    curves = [
+        {r: (row["digest"], row["loss"]) for r, row in curve_of(records).items()}
+        for records in (whole, cut)
+    ]
+    assert set(curves[0]) - set(curves[1]) <= {start}
+    assert all(curves[0][r] == told for r, told in curves[1].items())
+    assert cut[-1]["final_digests"] == whole[-1]["final_digests"]
+    weights = [
+        load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("whole", "cut")
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    for name, leaf in weights[0].items():
+        np.testing.assert_array_equal(weights[1][name], leaf)
+
+
+def test_rounds_after_the_checkpoint_are_forgotten(tmp_path):
+    folder, _ = train(replace(SMALL, out=tmp_path / "run"))
+    forget_after(folder / RECORDS, 5)
+    records = read(folder / RECORDS)
+    assert {record["kind"] for record in records} == {"run", "start", "rounds"}
+    assert sorted(curve_of(records)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", TRAIN_RECIPES)
+def test_every_recipe_can_be_trained_by_real_workers(name):
+    _, config = TRAIN_RECIPES[name]
+    method, setting = parts_of(config)
+    assert method.budget(setting.workers, setting.local_steps) == (
+        config.workers,
+        config.local_steps,
+    )
+
+
+def test_a_config_comes_back_from_its_record_and_from_its_command(tmp_path):
+    config = replace(SMALL, seed=7, norm_limit=3.0, out=tmp_path)
+    assert from_json(to_json(config), tmp_path) == config
+    command = train_command(config)
+    assert command.startswith(
+        "laconic train --task digits-mlp:width=4 --optimizer slowmo:gamma=0.3,beta=0.5 --workers 3"
+    )
+    assert f"--seed 7 --norm-limit 3.0 --out {tmp_path}" in command
+
+
+def test_settings_of_another_version_are_refused(tmp_path, raises_clearly):
+    good = to_json(replace(SMALL, out=tmp_path))
+    for bad in (
+        good | {"momentum": 1},
+        {k: v for k, v in good.items() if k != "seed"},
+        good | {"seed": "7"},
+    ):
+        with raises_clearly("not those of this version"):
+            from_json(bad, tmp_path)
+
+
+def test_a_run_is_named_by_every_number_and_by_no_place(tmp_path, raises_clearly):
+    one = run_name(SMALL)
+    assert run_name(replace(SMALL, out=tmp_path, checkpoint_every=7)) == one
+    changes = {
+        "task": "digits-mlp",
+        "optimizer": "slowmo",
+        "workers": 4,
+        "local_steps": 3,
+        "batch": 8,
+        "rounds": 9,
+    }
+    changes |= {"seed": 1, "compress": "int8", "norm_limit": 2.0}
+    assert (
+        len({one, *(run_name(replace(SMALL, **{name: value})) for name, value in changes.items())})
+        == 10
+    )
+    for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
+        (tmp_path / f"{name}.safetensors").write_text(text)
+    named = [
+        run_name(replace(SMALL, optimizer=f"{tmp_path}/{name}.safetensors:scale=2"))
+        for name in "abc"
+    ]
+    assert named[0] == named[1] != named[2]
+    published = [
+        run_name(replace(SMALL, optimizer=f"{name}:scale=2"))
+        for name in ("lopt-a-digits", "lopt-a-fmnist")
+    ]
+    assert f'"{load("lopt-a-digits").sha256}:scale=2"' in published[0]
+    assert published[0] != published[1]
+    with raises_clearly("cannot read the optimizer"):
+        run_name(replace(SMALL, optimizer=f"{tmp_path}/none.safetensors"))
+
+
+def test_a_worker_keeps_to_one_folder(tmp_path):
+    folder = worker_folder(SMALL)
+    assert folder == worker_folder(replace(SMALL, checkpoint_every=1))
+    assert folder.parent.name == "runs"
+    assert folder.name.startswith("digits-mlp-width-4-")
+    assert worker_folder(replace(SMALL, seed=1)) != folder
+    assert worker_folder(replace(SMALL, out=tmp_path)) == tmp_path
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, raises_clearly):
+    with raises_clearly("nothing to resume"):
+        read_header(tmp_path)
+    (tmp_path / RECORDS).write_text(
+        '{"kind": "run", "config": {}, "task": {}, "provenance": {}, "command": ""}\n'
+    )
+    with raises_clearly("no records of a training"):
+        read_header(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"checkpoint_every": -1}, ["checkpoint_every"]),
+        ({"norm_limit": 0.0}, ["norm_limit must be positive"]),
+        ({"workers": 0}, ["workers must be positive"]),
+        ({"seed": -1}, ["a seed must be between"]),
+        ({"task": "digits-mpl"}, ["unknown task"]),
+        ({"optimizer": "lagg-a-fmnist"}, ["K = 8", "cannot serve 3"]),
+        ({"compress": "zip"}, ["unknown compressor"]),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_is_written(change, parts, tmp_path, raises_clearly):
+    with raises_clearly(*parts):
+        train(replace(SMALL, out=tmp_path / "run", **change))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,154 @@
+"""What several processes wrote of one training, put together; all of it made up, so that the
+answers are known."""
+
+import json
+
+import numpy as np
+import pytest
+
+from laconic.show.book import markdown_page
+from laconic.show.book_page import page
+from laconic.show.book_records import collect
+from laconic.show.training import (
+    Life,
+    agreement,
+    loss_curve,
+    loss_panel,
+    of_lives,
+    training_facts,
+)
+from tests.show.trainings import SECONDS, a_life, a_row, an_end, records
+
+
+def test_an_undisturbed_run():
+    lives = [a_life(w, 10.0 + w / 10, range(1, 13), end=an_end(12)) for w in range(3)]
+    rounds, summary = of_lives(lives)
+    assert rounds["round"] == list(range(1, 13))
+    assert rounds["committed_at"] == [10.0 + r for r in range(1, 13)]  # of the first who did
+    assert rounds["digest"] == [f"state {r}" for r in range(1, 13)]
+    assert summary["rounds"] == 12
+    assert summary["loss"] == pytest.approx(np.mean([1 / r for r in range(3, 13)]))
+    assert (summary["final_digests"], summary["rounds_apart"]) == (["state 12"], [])
+    assert summary["longest_gap_seconds"] == pytest.approx(1.0)
+    assert summary["seconds"] == pytest.approx(12.2)
+    assert summary["heldout"] == {"accuracy": 0.9, "loss": 0.5}
+    worker = summary["workers"]["1"]
+    assert worker == {
+        "rounds": 12,
+        "starts": 1,
+        "finished": True,
+        "healed": 0,
+        "gathered_again": 0,
+        "sent": 1200,
+        "received": 1080,
+        "seconds": {name: 12 * value for name, value in SECONDS.items()},
+    }
+
+
+def test_different_states_are_found_and_named():
+    one, two = (a_life(w, 0.0, range(1, 6), end=an_end(5)) for w in range(2))
+    two.rows[2] = a_row(3, 4.0, "astray")
+    assert of_lives([one, two])[1]["rounds_apart"] == [3]
+    two.end["digest"] = "another"
+    summary = of_lives([one, two])[1]
+    assert summary["final_digests"] == ["another", "state 5"]
+    assert "DIFFERENT" in agreement(summary)
+
+
+def test_who_commits_and_dies_unheard_leaves_the_round_to_the_rest():
+    """The other one took the round without it, so their states differ, and no harm is done."""
+    dead = a_life(1, 0.0, [1, 2, 3])
+    dead.rows[-1]["digest"] = "unheard"
+    back = a_life(1, 6.0, [7, 8], at=[7.5, 8.5], end=an_end(8))
+    rounds, summary = of_lives([a_life(0, 0.0, range(1, 9), end=an_end(8)), dead, back])
+    assert summary["rounds_apart"] == []
+    assert rounds["digest"][2] == "state 3"
+    assert summary["workers"]["1"]["starts"] == 2
+    alone = of_lives([dead])[0]
+    assert alone["digest"] == ["state 1", "state 2", "unheard"]  # better than nothing
+
+
+def test_rounds_that_a_resumed_run_took_again_count_once():
+    """All were stopped after round 6, checkpoints were of round 4; the second time worker 1 was
+    late for round 5."""
+    before = [a_life(w, 0.0, range(1, 7), "before") for w in range(2)]
+    after = [
+        a_life(0, 100.0, range(5, 9), "after", an_end(8)),
+        a_life(1, 100.0, [6, 7, 8], "after", an_end(8)),
+    ]
+    rounds, summary = of_lives([*before, *after])
+    assert rounds["digest"] == ["before"] * 4 + ["after"] * 4
+    assert summary["rounds_apart"] == []
+    assert summary["longest_gap_seconds"] == pytest.approx(1.0)  # nobody lived through the pause
+    assert summary["seconds"] == pytest.approx(6.0 + 4.0)
+
+
+def test_one_who_was_stopped_and_commits_late_takes_nothing_back():
+    late = a_life(1, 0.0, [1, 2, 6], at=[1.0, 5.5, 6.0], end=an_end(6))
+    rounds, _ = of_lives([a_life(0, 0.0, range(1, 7), end=an_end(6)), late])
+    assert rounds["round"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_bad_messages_count_once_and_strangers_as_often_as_one_saw_them():
+    lives = [a_life(w, 0.0, [1, 2], end=an_end(2, refused={"a stranger": 3 + w})) for w in range(2)]
+    for life in lives:
+        life.rows[0]["excluded"] = {1: "norm", 2: "finite"}
+        life.rows[1]["excluded"] = {1: "norm"}
+    summary = of_lives(lives)[1]
+    assert summary["excluded"] == {"norm": 2, "finite": 1}
+    assert summary["refused"] == {"a stranger": 4}
+
+
+def test_a_run_in_which_nothing_was_done():
+    rounds, summary = of_lives([Life(0, 3.0, [], {})])
+    assert rounds["round"] == []
+    assert (summary["loss"], summary["longest_gap_seconds"], summary["rounds"]) == (None, None, 0)
+
+
+def test_facts_in_words():
+    facts = dict(training_facts(records()))
+    assert facts["optimizer"] == "slowmo:beta=0.5, int8"
+    assert facts["workers, local steps, batch"] == "K = 2, H = 4, B = 8, engine: torchft"
+    assert facts["test accuracy"] == "90.0 %"
+    assert facts["state"] == "state 12 on 2 of 2 workers; hashes equal after every round"
+    assert facts["sent a round and worker"] == "100 bytes; a message is 100"
+    assert "started again" not in facts
+    lives = [
+        a_life(0, 0.0, [1, 2, 3], end=an_end(3, refused={"a stranger": 2})),
+        a_life(1, 0.0, [1]),
+    ]
+    lives += [a_life(1, 2.5, [3], at=[4.0], end=an_end(3))]
+    lives[-1].rows[0]["healed"] = True
+    lives[0].rows[1]["excluded"] = {1: "norm"}
+    facts = dict(training_facts(records(lives)))
+    assert facts["started again"] == "1; caught up from a peer: 1"
+    assert (facts["messages left out"], facts["refused"]) == ("1 × norm", "2 × a stranger")
+    alone = dict(training_facts(records([a_life(0, 0.0, [1, 2], end=an_end(2))])))
+    assert alone["state"] == "state 2"
+    assert "longest time without a commit" not in alone
+
+
+def test_the_curve_is_the_losses(tmp_path):
+    panel = loss_panel(records())
+    np.testing.assert_allclose(panel.curves[0].x, range(1, 13))
+    np.testing.assert_allclose(panel.curves[0].y, [1 / r for r in range(1, 13)])
+    loss_curve(records(), tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_of_everything_shows_a_training(tmp_path):
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    (folder / "records.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records())
+    )
+    loss_curve(records(), folder / "loss.png")
+    book = collect(tmp_path)
+    assert [run.kind for run in book.runs] == ["training"]
+    text, left = page(book)
+    assert left.skipped == ()
+    assert "hashes equal after every round" in text
+    assert "<svg" in text
+    markdown = markdown_page(book, tmp_path)
+    assert "trained/loss.png" in markdown
+    assert "hashes equal after every round" in markdown
