@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file 
 
 from laconic.bench.round import bare_steps, first_weights, fmnist, seconds
 from laconic.federated import Federated
+from laconic.method import Setting
 from laconic.methods import parse_method
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.store.runlog import provenance
 
 CLIENTS, K, B, GAMMA = 400, 10, 20, 0.1

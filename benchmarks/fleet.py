@@ -62,8 +62,8 @@ def task_of(name):
 def method_of(spec):
     from laconic.client import LocalOptimizer
     from laconic.compress import parse_compressor
+    from laconic.method import local_method
     from laconic.outer import OUTER
-    from laconic.runs.simulate import local_method
 
     local = LocalOptimizer("sgd", spec.rate)
     return local_method(
@@ -81,7 +81,7 @@ def work(spec):
     from laconic.engines.loop import BEFORE_QUORUM, Run
     from laconic.engines.torchft import Timeouts, TorchFTEngine
     from laconic.engines.wire import Seal
-    from laconic.runs.simulate import Setting
+    from laconic.method import Setting
 
     def at(point, now):
         if point == BEFORE_QUORUM and spec.pace:

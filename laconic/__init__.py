@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from laconic.meta.horizon import Horizon
     from laconic.meta.problem import Inner
     from laconic.meta.train import MetaTrainer, Outer
+    from laconic.method import Method, Setting, local_method
     from laconic.methods import METHODS, parse_method
     from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
     from laconic.recipes.comparisons import CompareConfig
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from laconic.runs.compare_run import compare, resume
     from laconic.runs.meta_config import MetaConfig
     from laconic.runs.meta_train import meta_train
-    from laconic.runs.simulate import Method, Setting, Simulation, local_method
+    from laconic.runs.simulate import Simulation
     from laconic.runs.sweep_run import sweep
     from laconic.runs.train import train
     from laconic.tasks.base import Aux, Task, plain_task
@@ -98,7 +99,8 @@ _HOMES = {
     "laconic.compress": "Compressor parse_compressor",
     "laconic.data.feed": "Resident Streamed",
     "laconic.errors": "LaconicError",
-    "laconic.runs.simulate": "Method Setting Simulation local_method",
+    "laconic.method": "Method Setting local_method",
+    "laconic.runs.simulate": "Simulation",
     "laconic.federated.options": "Federated",
     "laconic.federated.population": "Population population_of",
     "laconic.local": "LocalOptimizer",

@@ -17,8 +17,8 @@ from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, require_seed, unknown
 from laconic.families import FAMILIES, check_number, is_learned, own_names
 from laconic.federated.clients import proximal_client, scaffold_client
+from laconic.method import Method
 from laconic.outer import OUTER, OuterOptimizer, from_optax
-from laconic.runs.simulate import Method
 from laconic.tasks.base import Task
 from laconic.zoo import Published, cards, load, published
 

@@ -10,8 +10,9 @@ import pytest
 
 from laconic import zoo
 from laconic.client import LocalOptimizer, Shared
+from laconic.method import Setting, local_method
 from laconic.methods import METHODS, options_of, parse_method, published_methods
-from laconic.runs.simulate import Setting, Simulation, local_method
+from laconic.runs.simulate import Simulation
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
 from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from laconic.families import names_of, spec_of
+from laconic.method import Setting
 from laconic.methods import options_of, parse_method
 from laconic.outer import OUTER
 from laconic.recipes.sweeps import SWEEPS, SweepConfig, sweeps
 from laconic.reproduce.experiment import Experiment, SweepPanel
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import resume_experiment
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Sweep
 from laconic.tasks.catalog import make_task
 from tests.outer.trees import QUICK, random_tree

@@ -23,9 +23,10 @@ from laconic.bench.clock import Tick
 from laconic.data.feed import Resident
 from laconic.data.splits import Dataset
 from laconic.errors import LaconicError, require_positive
+from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.outer import LearnedOptimizer
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task
 from laconic.tasks.classifier import classifier_task

@@ -23,7 +23,7 @@ from laconic.engines.replica import Programs, Replica, Seen
 from laconic.engines.report import Report, Seconds, Verdicts, verdicts
 from laconic.engines.wire import HEADER, Seal, new_frame
 from laconic.errors import LaconicError
-from laconic.runs.simulate import Method, Setting
+from laconic.method import Method, Setting
 from laconic.store import checkpoint
 from laconic.tasks.base import Task
 

@@ -22,6 +22,7 @@ from laconic.engines.base import Digest
 from laconic.engines.body import WORD, fold, unpack
 from laconic.engines.wire import Layout
 from laconic.errors import LaconicError
+from laconic.method import Method, check_workers
 from laconic.round import (
     ClientState,
     Items,
@@ -33,7 +34,6 @@ from laconic.round import (
     outer_phase,
     worker_keys,
 )
-from laconic.runs.simulate import Method, check_workers
 from laconic.tasks.base import Task
 from laconic.workers import Combined, Simulated
 

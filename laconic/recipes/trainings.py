@@ -10,9 +10,9 @@ from typing import Any
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
 from laconic.families import optimizer_sha256
+from laconic.method import Method, Setting, check_workers
 from laconic.methods import parse_method
 from laconic.recipes.comparisons import command_line
-from laconic.runs.simulate import Method, Setting, check_workers
 from laconic.tasks.catalog import parse_spec
 
 KEPT_APART = ("out", "checkpoint_every")  # where and how often is each process's own affair

@@ -21,10 +21,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from laconic.errors import LaconicError
-from laconic.show import metrics, report
+from laconic.method import Method, Setting
 from laconic.runs.memory import in_parts
+from laconic.runs.simulate import Chunk, Diverged, Simulation
+from laconic.show import metrics, report
 from laconic.show.outcome import summarise
-from laconic.runs.simulate import Chunk, Diverged, Method, Setting, Simulation
 from laconic.show.timing import Link, Traffic
 from laconic.store import checkpoint
 from laconic.store.runlog import RunLog, changed_since, read, rewrite

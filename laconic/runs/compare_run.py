@@ -11,12 +11,11 @@ import jax
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.runs.compare import RECORDS, Observer, Options, Silent, prepare, run_comparison
-from laconic.runs.simulate import TOPOLOGIES, Setting
-from laconic.runs.step_time import local_step_seconds
-from laconic.show.timing import Link, parse_duration, parse_link
 from laconic.federated.options import read_federated
+from laconic.method import Setting
+from laconic.methods import parse_method
 from laconic.recipes.comparisons import CompareConfig, command_of
+from laconic.runs.compare import RECORDS, Observer, Options, Silent, prepare, run_comparison
 from laconic.runs.folder import (
     check_records,
     check_task,
@@ -25,7 +24,9 @@ from laconic.runs.folder import (
     note_changes,
     read_run,
 )
-from laconic.methods import parse_method
+from laconic.runs.simulate import TOPOLOGIES
+from laconic.runs.step_time import local_step_seconds
+from laconic.show.timing import Link, parse_duration, parse_link
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task

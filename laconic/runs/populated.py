@@ -1,20 +1,16 @@
 """A setting with a population: its plan and its partitions, or why it cannot be."""
 
-from typing import TYPE_CHECKING
-
 import jax
 
 from laconic.client import gradient_client
 from laconic.errors import LaconicError
 from laconic.federated.population import RUNS, Plan, Population, check_rows, plan_for, settle
+from laconic.method import Method, Setting
 from laconic.tasks.base import Task
-
-if TYPE_CHECKING:
-    from laconic.runs.simulate import Method, Setting
 
 
 def populated(
-    task: Task, method: "Method", setting: "Setting", population: Population | None = None
+    task: Task, method: Method, setting: Setting, population: Population | None = None
 ) -> tuple[Plan | None, Population | None]:
     """The plan and the partitions [S, …] of a setting with a population, or nothing; what cannot
     work is refused."""

@@ -5,8 +5,7 @@ Chunks exist so that a person sees progress and a run can stop and go on: all st
 between chunks, and the same chunk from the same state gives the same bits.
 """
 
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,22 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from laconic.client import Client, LocalOptimizer, Shared, local_client
-from laconic.compress import DENSE, Compressor, tree_bits
+from laconic.client import Shared
+from laconic.compress import tree_bits
 from laconic.data.feed import Streamed
-from laconic.errors import LaconicError, require_positive, require_seed
-from laconic.runs.heldout import all_finite, heldout_metrics
-from laconic.runs.populated import populated
-from laconic.runs.seeds import over_seeds
-from laconic.show.timing import (
-    Traffic,
-    all_gather_traffic,
-    ring_all_reduce_traffic,
-    server_traffic,
-)
-from laconic.federated.options import Federated
+from laconic.errors import LaconicError
 from laconic.federated.population import Population, draw_population
-from laconic.outer import OuterOptimizer
+from laconic.method import Method, Setting, check_workers
 from laconic.round import (
     Items,
     RoundState,
@@ -41,82 +30,19 @@ from laconic.round import (
     mean_losses,
     worker_keys,
 )
+from laconic.runs.heldout import all_finite, heldout_metrics
+from laconic.runs.populated import populated
+from laconic.runs.seeds import over_seeds
+from laconic.show.timing import (
+    Traffic,
+    all_gather_traffic,
+    ring_all_reduce_traffic,
+    server_traffic,
+)
 from laconic.tasks.base import Task
 from laconic.workers import Meshed, Simulated, Workers, check_divides
 
 TOPOLOGIES = ("server", "all-gather", "ring")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so
-    many rounds.
-
-    With a population the K workers of a round are sampled from its clients, whose local epochs
-    decide H. `missing` workers of K are absent from each round, others every time: what they
-    computed is lost. `seeds_at_once` of the seeds are trained side by side, 0: all; it changes how
-    much memory that takes.
-    """
-
-    workers: int = 8
-    local_steps: int = 4
-    batch: int = 128
-    rounds: int = 1000
-    seeds: tuple[int, ...] = (0,)
-    evaluate_every: int = 20
-    federated: Federated = field(default_factory=Federated)
-    missing: int = 0
-    seeds_at_once: int = 0
-
-    def __post_init__(self) -> None:
-        require_positive(
-            workers=self.workers,
-            local_steps=self.local_steps,
-            batch=self.batch,
-            rounds=self.rounds,
-            seeds=len(self.seeds),
-            evaluate_every=self.evaluate_every,
-        )
-        for seed in self.seeds:
-            require_seed(seed)
-        if not 0 <= self.missing < self.workers:
-            raise LaconicError(
-                f"of {self.workers} workers 0 to {self.workers - 1} can be missing from a round, "
-                f"got {self.missing}."
-            )
-        if self.seeds_at_once < 0:
-            raise LaconicError(
-                f"seeds_at_once counts seeds, or is 0 for all of them, got {self.seeds_at_once}."
-            )
-
-    @property
-    def together(self) -> int:
-        """How many seeds are trained side by side."""
-        return min(self.seeds_at_once or len(self.seeds), len(self.seeds))
-
-    @property
-    def chunks(self) -> list[int]:
-        """The lengths of the chunks that make up the rounds."""
-        full, rest = divmod(self.rounds, self.evaluate_every)
-        return [self.evaluate_every] * full + ([rest] if rest else [])
-
-
-@dataclass(frozen=True)
-class Method:
-    """A whole way to train: what a worker does, how it compresses, and the outer optimizer.
-
-    `name` is what it is called in the registry, `label` in a table. `budget` maps (K, H) to the
-    workers and steps really used: small-batch SGD is one worker with K·H steps. The sha256 is of a
-    published optimizer: names are reused.
-    """
-
-    label: str
-    client: Callable[[Task], Client]
-    outer: OuterOptimizer
-    compressor: Compressor = DENSE
-    name: str = "own"
-    budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
-    optimizer_sha256: str | None = None
 
 
 class Chunk(NamedTuple):
@@ -140,13 +66,6 @@ class Diverged(LaconicError):
     def __init__(self, message: str, before: RoundState, done: int):
         super().__init__(message)
         self.before, self.done = before, done
-
-
-def local_method(
-    label: str, local: LocalOptimizer, outer: OuterOptimizer, compressor: Compressor = DENSE
-) -> Method:
-    """H steps of a local optimizer, then an outer optimizer."""
-    return Method(label, lambda task: local_client(task, local.optax()), outer, compressor)
 
 
 class Simulation:
@@ -332,17 +251,6 @@ class Simulation:
                 "use the topology 'server' or 'all-gather'."
             )
         return ring_all_reduce_traffic(message, self.K)
-
-
-def check_workers(method: Method, K: int) -> None:
-    """Refuse a worker-aware optimizer made for another K before anything is compiled."""
-    made_for = method.outer.workers
-    if made_for is not None and made_for != K:
-        raise LaconicError(
-            f"{method.label} sees each worker's delta and was made for K = {made_for} workers, not "
-            f"{K}. "
-            f"Use {made_for} workers, or an optimizer of the mean delta such as lopt-a."
-        )
 
 
 def _remaining(chunks: list[int], done: int) -> list[int]:

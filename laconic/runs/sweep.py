@@ -22,7 +22,6 @@ import numpy as np
 from laconic.compress import DENSE, Compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
-from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.families import (
     Numbers,
     check_points,
@@ -32,12 +31,13 @@ from laconic.families import (
     parts_of,
     spec_of,
 )
+from laconic.federated.population import RUNS, Population, draw_population, settle
+from laconic.method import Setting
+from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
+from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.runs.heldout import all_finite, heldout_metrics
 from laconic.runs.memory import in_parts
 from laconic.show.ranking import RULES, Record, Rule, point_record, ranked
-from laconic.runs.simulate import Setting
-from laconic.federated.population import RUNS, Population, draw_population, settle
-from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task
 from laconic.workers import Simulated

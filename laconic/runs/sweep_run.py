@@ -7,15 +7,13 @@ from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.runs.compare import RECORDS, Observer, Silent, is_another
 from laconic.families import check_points, names_of, optimizer_sha256
-from laconic.show.ranking import Rule
-from laconic.runs.simulate import Setting
-from laconic.runs.sweep import Sweep, check_sweep, chunks_of, run_sweep
-from laconic.show.sweep_report import heat_map, ranking_table
 from laconic.federated.options import read_federated
-from laconic.runs.compare_run import OWN_TASK
+from laconic.method import Setting
 from laconic.recipes.comparisons import command_line
+from laconic.recipes.sweeps import SweepConfig
+from laconic.runs.compare import RECORDS, Observer, Silent, is_another
+from laconic.runs.compare_run import OWN_TASK
 from laconic.runs.folder import (
     check_records,
     check_task,
@@ -25,7 +23,9 @@ from laconic.runs.folder import (
     read_run,
 )
 from laconic.runs.grids import Point, parse_grid, without_repeats
-from laconic.recipes.sweeps import SweepConfig
+from laconic.runs.sweep import Sweep, check_sweep, chunks_of, run_sweep
+from laconic.show.ranking import Rule
+from laconic.show.sweep_report import heat_map, ranking_table
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task

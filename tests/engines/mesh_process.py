@@ -11,7 +11,7 @@ import numpy as np
 from laconic.engines.jax_distributed import JaxDistributedEngine, join
 from laconic.engines.loop import Run
 from laconic.engines.wire import Seal
-from laconic.runs.simulate import Setting
+from laconic.method import Setting
 from laconic.tasks.catalog import make_task
 from tests.engines.methods import TASK, B, H, K, astray, line_of, method_of
 

@@ -8,8 +8,8 @@ from laconic.client import LocalOptimizer
 from laconic.compress import parse_compressor
 from laconic.engines.replica import Programs
 from laconic.engines.report import Report, row_of
+from laconic.method import Method, local_method
 from laconic.outer import OUTER
-from laconic.runs.simulate import Method, local_method
 
 TASK, K, H, B, GAMMA = "digits-mlp", 4, 2, 16, 0.3
 # Where chance decides who takes part: a last digit on the other side of a ReLU's corner would show

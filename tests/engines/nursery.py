@@ -19,7 +19,7 @@ from benchmarks.fleet import nurse
 from laconic.engines.loop import Run
 from laconic.engines.torchft import Timeouts, TorchFTEngine
 from laconic.engines.wire import Seal
-from laconic.runs.simulate import Setting
+from laconic.method import Setting
 from laconic.tasks.catalog import make_task
 from tests.engines.methods import GAMMA, TASK, B, H, K, astray, line_of, method_of
 from tests.engines.poison import poisoned

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from laconic.data.feed import Resident
+from laconic.method import Method
 from laconic.round import Server, communication_round, draw_items, init_round
-from laconic.runs.simulate import Method
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 from tests.outer.trees import QUICK

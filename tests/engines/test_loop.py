@@ -24,9 +24,9 @@ from laconic.engines.loop import Run
 from laconic.engines.replica import Programs, fingerprint
 from laconic.engines.simulated import SimulatedEngine
 from laconic.engines.wire import Seal, new_frame
+from laconic.method import Method, Setting, local_method
 from laconic.outer import OUTER
 from laconic.round import communication_round
-from laconic.runs.simulate import Method, Setting, local_method
 from laconic.store import atomic, checkpoint
 from tests import tiny
 from tests.engines.cluster import ROOT

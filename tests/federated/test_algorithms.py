@@ -11,10 +11,11 @@ import pytest
 from laconic.client import LocalOptimizer, Work
 from laconic.compress import parse_compressor
 from laconic.federated import Federated, draw_population
+from laconic.method import Setting, local_method
 from laconic.methods import parse_method
 from laconic.outer import OUTER, LearnedOptimizer
 from laconic.round import RoundState
-from laconic.runs.simulate import Setting, Simulation, local_method
+from laconic.runs.simulate import Simulation
 from laconic.workers import worker_mesh
 from tests import reference as ref
 from tests import reference_compress as twin

@@ -19,9 +19,10 @@ from laconic.federated import (
     settle,
 )
 from laconic.federated.population import RUNS, labels_of
+from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.round import RoundState, worker_keys
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Sweep
 from laconic.tasks.catalog import make_task
 from tests import tiny

@@ -20,8 +20,8 @@ from laconic.runs.meta_folder import read_config
 from laconic.runs.sweep_run import resume_sweep, sweep
 from laconic.runs.train import resume_train, train
 from laconic.tasks.base import plain_task
-from tests.runs.notes import Notes
 from tests.outer.trees import QUICK
+from tests.runs.notes import Notes
 from tests.zoo.made import LOPT_A, a_card, weights
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")

@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError
+from laconic.method import Setting, local_method
 from laconic.outer import LearnedOptimizer
 from laconic.recipes.comparisons import RECIPES, CompareConfig, command_of
 from laconic.runs import compare_run as recipe
 from laconic.runs.compare import CHECKPOINT, RECORDS, Interrupted, run_comparison
 from laconic.runs.compare_run import compare, resume
-from laconic.runs.simulate import Setting, local_method
 from laconic.show import metrics
 from laconic.show.outcome import curves_of
 from laconic.store.runlog import RunLog, provenance

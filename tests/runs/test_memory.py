@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from laconic.meta.train import MetaTrainer
+from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.runs.compare import run_comparison
 from laconic.runs.memory import in_parts
 from laconic.runs.meta_train import meta_train
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Sweep, run_sweep
 from laconic.store.runlog import RunLog
+from tests.runs.meta_runs import TINY
 from tests.runs.test_compare import Notes
 from tests.runs.test_sweep import SETTING, least_squares, quick, rates
-from tests.runs.meta_runs import TINY
 
 __all__ = ["quick"]  # of every test here: compiling is most of the time
 SEEDS = (0, 1, 2, 3, 4)

@@ -10,11 +10,12 @@ import pytest
 
 from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
+from laconic.method import Method, Setting
 from laconic.methods import parse_method
 from laconic.outer import LearnedOptimizer, from_optax
 from laconic.round import Shared, draw_items, draw_present
 from laconic.runs.heldout import heldout_metrics
-from laconic.runs.simulate import Diverged, Method, Setting, Simulation
+from laconic.runs.simulate import Diverged, Simulation
 from laconic.tasks.base import plain_task
 from laconic.tasks.catalog import make_task
 from laconic.workers import worker_mesh

@@ -18,9 +18,10 @@ from laconic.compress import DENSE, parse_compressor
 from laconic.data.feed import Resident, Streamed
 from laconic.families import FAMILIES, check_point, check_points, names_of, spec_of
 from laconic.federated import Federated
+from laconic.method import Setting
 from laconic.methods import options_of, parse_method
 from laconic.runs.compare import RECORDS, Interrupted
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Outcome, Sweep, chunks_of, run_sweep
 from laconic.show.ranking import RULES, Rule, kept_rounds, point_record, ranked
 from laconic.show.sweep_report import MEANING

@@ -8,9 +8,10 @@ import pytest
 from laconic import zoo
 from laconic.families import check_point, names_of, spec_of
 from laconic.local import LocalOptimizer
+from laconic.method import Setting
 from laconic.methods import options_of, parse_method
 from laconic.recipes.sweeps import SweepConfig
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Sweep
 from laconic.runs.sweep_run import sweep
 from tests.runs.test_sweep import curves_of, least_squares, quick

@@ -17,6 +17,7 @@ import tyro
 
 from laconic.data.feed import Resident
 from laconic.families import FAMILIES
+from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.sweeps import SWEEPS, SweepConfig
@@ -24,7 +25,7 @@ from laconic.runs import sweep_run as recipe
 from laconic.runs.compare import RECORDS, Interrupted
 from laconic.runs.compare_run import compare
 from laconic.runs.grids import parse_grid
-from laconic.runs.simulate import Setting, Simulation
+from laconic.runs.simulate import Simulation
 from laconic.runs.sweep_run import command_of, resume_sweep, sweep
 from laconic.show.sweep_report import setting_of
 from laconic.tasks.base import plain_task
