@@ -78,7 +78,7 @@ def work(spec):
     import jax
     import numpy as np
 
-    from laconic.engines.loop import BEFORE_QUORUM, Run
+    from laconic.engines.loop import BEFORE_QUORUM, Loop
     from laconic.engines.torchft import Timeouts, TorchFTEngine
     from laconic.engines.wire import Seal
     from laconic.method import Setting
@@ -95,7 +95,7 @@ def work(spec):
     keep = {"folder": spec.folder, "checkpoint_every": 50} if spec.pace else {}
     last = None
     with open(f"{spec.folder}/worker-{spec.worker}.jsonl", "a", encoding="utf-8") as log:
-        for report in Run(
+        for report in Loop(
             task_of(spec.task), method_of(spec), setting, engine, seal, at=at, **keep
         ).rounds():
             fields = (

@@ -20,7 +20,7 @@ from laconic.cli.token import VARIABLE, find_token, new_token, write_token
 from laconic.cli.train import print_outcome, shared_config
 from laconic.cli.worker import split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
-from laconic.engines.registry import Entry, Waits, engine_entry
+from laconic.engines.registry import EngineEntry, Waits, engine_entry
 from laconic.engines.supervisor import HASTE, Supervisor
 from laconic.errors import LaconicError
 from laconic.recipes.trainings import TrainConfig, parts_of, train_command
@@ -81,7 +81,7 @@ class Plan:
 
     config: LaunchConfig
     train: TrainConfig
-    entry: Entry
+    entry: EngineEntry
     folder: Path
     address: str
     token: str

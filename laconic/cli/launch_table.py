@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import err, say
-from laconic.engines.children import Line
+from laconic.engines.supervisor import Line
 
 RECENT = 20  # rounds that times are a mean of
 LINE_SECONDS = 10.0

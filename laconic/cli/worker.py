@@ -19,8 +19,8 @@ from laconic.cli.console import StopFlag, err, say
 from laconic.cli.token import need_token
 from laconic.cli.train import notes_of, print_outcome, shared_config
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
-from laconic.engines.lifeline import end_with_stdin
-from laconic.engines.place import Place, place_of
+from laconic.engines.supervisor import end_with_stdin
+from laconic.engines.address import ProcessRank, rank_from
 from laconic.engines.registry import Seat, Waits, engine_entry
 from laconic.errors import LaconicError
 from laconic.runs.compare import Interrupted
@@ -79,7 +79,7 @@ def run_worker(argv: Sequence[str]) -> int:
         end_with_stdin()
     token = need_token(config.token_file, os.environ)
     entry = engine_entry(config.engine)
-    place = None if config.join is not None and config.worker is not None else place_of(os.environ)
+    place = None if config.join is not None and config.worker is not None else rank_from(os.environ)
     train, _ = shared_config(words, None if place is None else place.workers)
     seat = seat_of(config, place, train.workers)
     hosts = config.join is None and seat.worker == 0
@@ -119,7 +119,7 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:cut], words[cut + 1 :]
 
 
-def seat_of(config: WorkerConfig, place: Place | None, workers: int) -> Seat:
+def seat_of(config: WorkerConfig, place: ProcessRank | None, workers: int) -> Seat:
     """Which worker this is and where it meets the others, from flags and then from the environment."""
     if config.join is None and place is None:
         raise LaconicError(

@@ -1,2 +1,1 @@
-"""Workers as real processes: who takes part in a round, how messages cross, and what happens when
-one dies."""
+"""Workers as real processes: who takes part in a round, how messages travel, how a run survives."""

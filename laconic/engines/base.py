@@ -2,9 +2,9 @@
 and the outer step.
 
 A round of a worker is `local steps → quorum → gather → outer step → commit`. Messages are gathered,
-not summed: each is checked on its own before it may count, since a sum cannot be unpoisoned, and
-every replica takes the same outer step on the same messages in the order of worker ids, so that all
-hold the same bits. An engine moves bytes and knows nothing of what they mean.
+not summed: each is checked on its own before it may count, since a bad message cannot be taken out
+of a sum. Every replica takes the same outer step on the same messages in the order of worker ids,
+so that all hold the same bits. An engine moves bytes and does not interpret them.
 """
 
 import hashlib
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, require_positive
 
 Digest = bytes  # 32 bytes that name a state
 Frame = Any  # bytes, or anything that lies in memory like them: an array of uint8
+Snapshot = Callable[[int, Digest], Frame | None]  # that state's bytes, None once it is gone
 
 
 class Quorum(NamedTuple):
@@ -34,13 +35,12 @@ class Quorum(NamedTuple):
 
 
 class Interrupted(LaconicError):
-    """A gather or a state transfer failed because somebody died or stalled: nothing is lost, ask
-    for a new quorum."""
+    """A worker died or stalled during a gather or a state transfer; ask for a new quorum."""
 
 
 @dataclass
 class Counts:
-    """What an engine has seen so far, in bytes and in strangers: refusals by reason."""
+    """Bytes an engine has sent and received so far, and its refusals by reason."""
 
     sent: int
     received: int
@@ -49,11 +49,6 @@ class Counts:
     def refuse(self, reason: str) -> None:
         """Count one refusal."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
-
-
-Snapshot = Callable[
-    [int, Digest], Frame | None
-]  # the state of that round and digest as bytes, if it is still here
 
 
 class Engine(Protocol):
@@ -67,23 +62,23 @@ class Engine(Protocol):
     counts: Counts
 
     def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
-        """Join, ready to take part: frames have `size` bytes, peers must agree on `structure`."""
+        """Join: frames have `size` bytes, peers must agree on `structure`."""
         ...
 
     def quorum(self, round: int, digest: Digest) -> Quorum:
-        """Agree with the others on who takes part, saying which state this process holds. Blocks."""
+        """Agree on who takes part, saying which state this process holds. Blocks."""
         ...
 
     def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
-        """Everyone's frame by worker id, of those in the last quorum; raises `Interrupted`."""
+        """Every frame of the last quorum by worker id; raises `Interrupted`."""
         ...
 
     def commit(self, ok: bool, digest: Digest) -> bool:
-        """Say how the round ended here; after a failure the next quorum begins afresh for everyone."""
+        """Say how the round ended here; a failure makes everyone connect anew."""
         ...
 
     def heal(self, quorum: Quorum) -> Frame:
-        """The bytes of the state the quorum follows, from one who holds it; raises `Interrupted`."""
+        """The bytes of the state the quorum follows, from a peer; raises `Interrupted`."""
         ...
 
     def close(self) -> None:
@@ -91,16 +86,44 @@ class Engine(Protocol):
         ...
 
 
+class SimulatedEngine:
+    """All `K` workers in this process: no peers, so every verb is immediate."""
+
+    def __init__(self, K: int):
+        require_positive(workers=K)
+        self.slots = K
+        self.mine = tuple(range(K))
+        self.counts = Counts(0, 0, {})
+
+    def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
+        """Nothing to join."""
+
+    def quorum(self, round: int, digest: Digest) -> Quorum:
+        """Everyone, following the one state there is."""
+        return Quorum(self.mine, round, digest, self.mine)
+
+    def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
+        """The same frames."""
+        return dict(frames)
+
+    def commit(self, ok: bool, digest: Digest) -> bool:
+        """As this process says."""
+        return ok
+
+    def heal(self, quorum: Quorum) -> Frame:
+        """Never needed."""
+        raise Interrupted("a simulated engine has no other replica to heal from.")
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
 def mean(engine: Engine, values: np.ndarray) -> np.ndarray:
-    """The mean over workers of a float64 vector of the engine's frame size; a convenience over
-    gather."""
-    frames = {
-        worker: np.ascontiguousarray(values, np.float64).view(np.uint8) for worker in engine.mine
-    }
-    everyone = engine.gather(frames)
-    return np.mean(
-        [np.frombuffer(everyone[w], np.float64, values.size) for w in sorted(everyone)], axis=0
-    )
+    """The mean over workers of a float64 vector of the engine's frame size."""
+    own = np.ascontiguousarray(values, np.float64).view(np.uint8)
+    everyone = engine.gather(dict.fromkeys(engine.mine, own))
+    rows = [np.frombuffer(everyone[w], np.float64, values.size) for w in sorted(everyone)]
+    return np.mean(rows, axis=0)
 
 
 def text_digest(*parts: Any) -> Digest:

@@ -1,13 +1,12 @@
-"""Whether a message may count. A bad one excludes its sender for the round, is counted, and is
-never averaged in.
+"""Whether a message may count. A bad one excludes its sender for the round and is never averaged in.
 
-What its bytes say is checked on the host (`admit`): size, version, signature, run, sender, round,
-structure, and the state it started from. What its numbers say is checked where they lie (`measure`,
+Its bytes are checked on the host (`admit`): size, version, signature, run, sender, round,
+structure, and the state it started from. Its numbers are checked on the device (`measure`,
 `judge`): every float finite, the norm of Δ at most `limit` times the usual one, the weight
 likewise. The usual norm is the larger of two medians: of the last accepted norms, and of this
 round's messages, so that a change that most workers make together is not taken for poison.
 
-The guard's state is a function of the messages alone and part of the replicated state: all replicas
+The guard's state depends on the messages alone and is part of the replicated state, so all replicas
 judge alike.
 """
 
@@ -23,23 +22,10 @@ from laconic.engines.wire import EMPTY, Header, Layout, Seal, open_frame
 
 WINDOW = 64  # accepted norms remembered
 LIMIT = 10.0
-REASONS = (
-    "ok",
-    "absent",
-    "garbage",
-    "version",
-    "token",
-    "run",
-    "worker",
-    "round",
-    "structure",
-    "origin",
-    "not finite",
-    "norm",
-    "weight",
-)
+ON_HOST = ("garbage", "version", "token", "run", "worker", "round", "structure", "origin")
+REASONS = ("ok", "absent", *ON_HOST, "not finite", "norm", "weight")
 CODE = {reason: code for code, reason in enumerate(REASONS)}
-SILENT = {CODE["ok"], CODE["absent"]}  # what is no fault
+SILENT = {CODE["ok"], CODE["absent"]}  # no fault
 
 
 class GuardState(NamedTuple):
@@ -51,7 +37,7 @@ class GuardState(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """One slot of a round before its numbers were looked at: the verdict on its bytes."""
+    """The verdict on the bytes of one worker's message."""
 
     code: int
     header: Header | None = None
@@ -66,12 +52,11 @@ def admit(
     round: int,
     origin: Digest,
 ) -> Admitted:
-    """Check one worker's frame as bytes, `folded` being the fold of its body. None: it was not
-    there."""
+    """Check one worker's frame, or None, as bytes; `folded` is the fold of its body."""
     if frame is None:
         return Admitted(CODE["absent"])
     if folded is None:
-        return Admitted(CODE["garbage"])  # of another size than all frames
+        return Admitted(CODE["garbage"])  # a frame of the wrong size
     header, reason = open_frame(seal, frame, folded)
     if header is None:
         return Admitted(CODE[reason])
@@ -98,14 +83,12 @@ def measure(
 ) -> tuple[jax.Array, jax.Array]:
     """The norm of a message's Δ, and whether all of its floats are finite. Traceable.
 
-    `read(words)` is the decoded Δ and what travels with it; `square` the sum of Δ's squares where
-    somebody has added them up already.
+    `read(words)` gives the decoded Δ and its extra; `square` is the sum of Δ's squares, if known.
     """
     delta, extra = read(words)
     norm = jnp.sqrt(_square(delta) if square is None else square)
-    # A finite norm has only finite terms, so that mostly no second look at every number is needed.
-    # The branch opens the message itself: if its arrays were handed in, they would be made
-    # beforehand.
+    # A finite norm has only finite terms, so mostly no second pass over the numbers is needed. The
+    # branch reads the message itself: arrays handed in would be computed in any case.
     finite = jax.lax.cond(
         jnp.isfinite(norm),
         lambda words: jnp.array(True),
@@ -152,7 +135,7 @@ def _leaves(tree: Any) -> list[jax.Array]:
 
 
 def _lower_median(x_N: jax.Array, here_N: jax.Array) -> jax.Array:
-    """The median of those that are here, the lower of two; 0 of nobody. A minority cannot raise it."""
+    """The lower median of the values that are here, which a minority cannot raise; 0 if none is."""
     count = jnp.sum(here_N)
     middle = jnp.sort(jnp.where(here_N, x_N, jnp.inf))[jnp.maximum(count - 1, 0) // 2]
     return jnp.where(count > 0, middle, 0.0)
@@ -164,11 +147,8 @@ def _recent(state: GuardState) -> jax.Array:
 
 def _remember(state: GuardState, norms_K: jax.Array, codes_K: jax.Array) -> GuardState:
     good_K = codes_K == CODE["ok"]
-    places_K = (state.seen + jnp.cumsum(good_K) - 1) % WINDOW
-    norms_W = state.norms_W.at[jnp.where(good_K, places_K, WINDOW)].set(norms_K, mode="drop")
+    slots_K = (state.seen + jnp.cumsum(good_K) - 1) % WINDOW
+    norms_W = state.norms_W.at[jnp.where(good_K, slots_K, WINDOW)].set(norms_K, mode="drop")
     bad_K = (codes_K != CODE["ok"]) & (codes_K != CODE["absent"])
-    return GuardState(
-        norms_W,
-        state.seen + jnp.sum(good_K, dtype=jnp.int32),
-        state.excluded_K + bad_K.astype(jnp.int32),
-    )
+    seen = state.seen + jnp.sum(good_K, dtype=jnp.int32)
+    return GuardState(norms_W, seen, state.excluded_K + bad_K.astype(jnp.int32))

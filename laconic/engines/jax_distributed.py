@@ -3,9 +3,9 @@ carry the messages.
 
 All processes of `jax.distributed` are devices of one mesh, and a round's messages are one
 all-gather over it. It is not fault tolerant: when one process dies, JAX ends all of them at its
-heartbeat timeout (100 s unless told otherwise), and a dead one cannot come back into the same mesh.
-Start the run again from its checkpoints; `torchft` is the engine for machines that may die. A
-replica that diverged is noticed and healed as everywhere.
+heartbeat timeout (100 s by default), and a dead one cannot come back into the same mesh. Start the
+run again from its checkpoints; `torchft` is the engine for machines that may die. A replica that
+diverged is noticed and healed as with any engine.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def join(
     """Connect this process to the others; call it before anything else of JAX.
 
     Process 0 listens at `coordinator`, or at the address `bind` with the same port; the others wait
-    `patience` seconds for it. `heartbeat_timeout` seconds of silence of anyone end all of them.
+    `patience` seconds for it. `heartbeat_timeout` seconds of silence of one process end them all.
     """
     host, port = split_address(coordinator)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -44,9 +44,8 @@ def join(
             coordinator,
             processes,
             process,
-            coordinator_bind_address=with_port(
-                bind or host, port
-            ),  # by default it listens on every interface
+            # by default it listens on every interface
+            coordinator_bind_address=with_port(bind or host, port),
             heartbeat_timeout_seconds=heartbeat_timeout,
             initialization_timeout=patience,
         )
@@ -60,13 +59,15 @@ class JaxDistributedEngine:
     """Worker k is process k of `jax.distributed`, which must have been joined."""
 
     def __init__(self) -> None:
-        self.slots, self.mine = jax.process_count(), (jax.process_index(),)
+        self.slots = jax.process_count()
+        self.mine = (jax.process_index(),)
         self.counts = Counts(0, 0, {})
         self._healed: np.ndarray | None = None
 
     def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
         """Check that all run the same thing."""
-        self._size, self._snapshot = size, snapshot
+        self._size = size
+        self._snapshot = snapshot
         everyone = self._all_gather(np.frombuffer(structure, np.uint8))
         if not np.all(everyone == everyone[0]):
             raise LaconicError(
@@ -74,15 +75,8 @@ class JaxDistributedEngine:
             )
 
     def quorum(self, round: int, digest: Digest) -> Quorum:
-        """Everyone; which state they follow is decided as with any engine, and handed to those who
-        hold another."""
-        own = np.concatenate(
-            [
-                np.frombuffer(digest, np.uint8),
-                np.frombuffer(round.to_bytes(WORD, "little"), np.uint8),
-            ]
-        )
-        rows = self._all_gather(own)
+        """Everyone; the state they follow is sent at once to those who hold another."""
+        rows = self._all_gather(np.frombuffer(digest + round.to_bytes(WORD, "little"), np.uint8))
         cards = {k: _card(k, row) for k, row in enumerate(rows)}
         quorum = membership.plan(cards).quorum
         if len(quorum.sources) < self.slots:  # seen alike by all, so all take part
@@ -97,15 +91,10 @@ class JaxDistributedEngine:
                 f"worker {source} no longer holds the state of round {quorum.round}: start again."
             )
         own = np.frombuffer(body, np.uint8)
-        size = int(
-            self._all_gather(np.frombuffer(own.size.to_bytes(WORD, "little"), np.uint8))
-            .view("<u8")
-            .max()
-        )
-        padded = own if own.size else np.zeros(size, np.uint8)
-        return np.asarray(
-            multihost_utils.broadcast_one_to_all(padded, is_source=self.mine[0] == source)
-        )
+        sizes = self._all_gather(np.frombuffer(own.size.to_bytes(WORD, "little"), np.uint8))
+        padded = own if own.size else np.zeros(int(sizes.view("<u8").max()), np.uint8)
+        sends = self.mine[0] == source
+        return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source=sends))
 
     def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
         """One all-gather over the mesh of all processes."""
@@ -136,6 +125,6 @@ class JaxDistributedEngine:
 
 
 def _card(worker: int, row: np.ndarray) -> Card:
-    """A process's word as a card: here nobody has to prove who he is, JAX connected only its own."""
+    """A process's state as a card, unsigned: JAX connects only its own processes."""
     digest, now = row[:-WORD].tobytes().hex(), int.from_bytes(row[-WORD:].tobytes(), "little")
     return Card(worker, 0, 0, now, digest, "mesh", "", "", "")

@@ -2,25 +2,27 @@
 round after round.
 
 A gather that fails loses nothing: the worker keeps its signed message and offers it again to the
-next quorum. If the others finished the round meanwhile, they hold its result; the worker takes it
-over from one of them, learns from it whether its own message counted, and goes on. So does one that
-was restarted, stopped for a while, or diverged.
+next quorum. If the others finished the round meanwhile, they hold its result; the worker takes over
+their state, learns from it whether its own message counted, and goes on. A worker that was
+restarted, paused, or diverged catches up in the same way.
 """
 
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from laconic.client import Shared
 from laconic.engines import guard
 from laconic.engines.base import Digest, Engine, Frame, Interrupted, Quorum, text_digest
-from laconic.engines.local import Local, Signed
-from laconic.engines.replica import Programs, Replica, Seen
-from laconic.engines.report import Report, Seconds, Verdicts, verdicts
+from laconic.engines.local_workers import LocalWorkers, Seconds, Signed
+from laconic.engines.replica import Judged, Measured, Programs, Replica
 from laconic.engines.wire import HEADER, Seal, new_frame
 from laconic.errors import LaconicError
 from laconic.method import Method, Setting
@@ -32,13 +34,79 @@ BEFORE_COMMIT, AFTER_COMMIT = "between gather and commit", "after commit"
 KEPT = 2  # states held for peers that are behind: the present one and the one before
 
 
+class Report(NamedTuple):
+    """One committed round as this process saw it.
+
+    round: how many are done
+    loss: mean over the workers that counted, each the mean of its H local losses
+    losses, norms: of the messages that counted, by worker · excluded: reasons by worker
+    sent, received: bytes of this round · message_bits: the compressor's own count of one message
+    attempts: gathers it took · healed: whether the state was taken over from `quorum.sources`
+    refused: refusals so far, by reason · notes: for people
+    digest: the name of the state after the round · shared: its weights and model state
+    """
+
+    round: int
+    quorum: Quorum
+    loss: float
+    losses: dict[int, float]
+    norms: dict[int, float]
+    excluded: dict[int, str]
+    sent: int
+    received: int
+    message_bits: int
+    seconds: Seconds
+    attempts: int
+    healed: bool
+    refused: dict[str, int]
+    notes: tuple[str, ...]
+    digest: str
+    committed_at: float
+    shared: Shared
+
+
+def row_of(report: Report) -> dict[str, Any]:
+    """A report as JSON: without the weights, and of the quorum only the workers."""
+    row = report._asdict()
+    del row["shared"]
+    row["quorum"] = list(report.quorum.workers)
+    row["notes"] = list(report.notes)
+    row["seconds"] = asdict(report.seconds)
+    return row
+
+
+class Verdicts(NamedTuple):
+    """The losses and norms of the messages that counted, and why the others did not."""
+
+    losses: dict[int, float]
+    norms: dict[int, float]
+    excluded: dict[int, str]
+
+    @property
+    def loss(self) -> float:
+        """The mean; NaN if no message counted."""
+        return float(np.mean(list(self.losses.values()))) if self.losses else float("nan")
+
+
+def _verdicts(
+    judged: Judged, measured: list[Measured], admitted: list[guard.Admitted]
+) -> Verdicts:
+    codes = np.asarray(judged.codes_K).tolist()
+    good = {k: a.header for k, a in enumerate(admitted) if codes[k] == guard.CODE["ok"]}
+    return Verdicts(
+        losses={k: header.loss for k, header in good.items() if header is not None},
+        norms={k: float(measured[k].norm) for k in good},
+        excluded={k: guard.REASONS[c] for k, c in enumerate(codes) if c not in guard.SILENT},
+    )
+
+
 def checkpoint_path(folder: Path, engine: Engine) -> Path:
     """Where the process with this engine keeps its checkpoint."""
     return folder / f"worker-{engine.mine[0]}.safetensors"
 
 
-class Run:
-    """One process's part in a run: `for report in Run(…).rounds(): …`."""
+class Loop:
+    """The rounds of one process: `for report in Loop(…).rounds(): …`."""
 
     def __init__(
         self,
@@ -53,11 +121,11 @@ class Run:
         norm_limit: float = guard.LIMIT,
         at: Callable[[str, int], None] = lambda point, round: None,
     ):
-        """With a `folder`, each process keeps a checkpoint in it and goes on from there; 0: only at
-        the end.
+        """With a `folder`, each process keeps a checkpoint there and resumes from it.
 
-        `norm_limit` times the usual norm is the most that a message's may be; `at(point, round)` is
-        called at each named point of the protocol.
+        checkpoint_every: in rounds; 0: only at the end
+        norm_limit: the largest norm a message may have, as a multiple of the usual one
+        at: is called with (point, round) at each named point of the protocol
         """
         K, H = method.budget(setting.workers, setting.local_steps)
         if K != engine.slots or len(setting.seeds) != 1:
@@ -66,10 +134,11 @@ class Run:
                 f"{K}."
             )
         if setting.missing:
-            raise LaconicError(
-                "real workers are missing when they are: leave `missing` to the simulator."
-            )
-        self.setting, self.engine, self.seal, self.at = setting, engine, seal, at
+            raise LaconicError("`missing` is for simulated workers: leave it out with an engine.")
+        self.setting = setting
+        self.engine = engine
+        self.seal = seal
+        self.at = at
         self.programs = Programs(
             task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit
         )
@@ -78,20 +147,15 @@ class Run:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
         self._held: dict[Digest, Replica] = {}
         self._notes: list[str] = []
-        self.final: tuple[Replica, Digest] | None = (
-            None  # the state after all rounds, once they are done
-        )
+        self.final: tuple[Replica, Digest] | None = None  # the state after all rounds
 
     def rounds(self) -> Generator[Report, None, None]:
-        """Go on from the checkpoint or from the beginning until all rounds are done and all peers
-        have them."""
+        """Start or resume, until all rounds are done and all peers have their result."""
         replica, local = self._restore()
         digest = self._hold(self.programs.digest(replica), replica)
-        self._warm_up(replica, local, digest)  # nobody shall wait for a compiler
-        layout = self.programs.layout
-        structure = text_digest(
-            layout.structure, self.programs.replica_layout.structure, layout.frame
-        )
+        self._warm_up(replica, local, digest)  # compile before peers wait for this process
+        layout, state = self.programs.layout, self.programs.replica_layout
+        structure = text_digest(layout.structure, state.structure, layout.frame)
         try:
             self.engine.open(layout.frame, structure, self._snapshot)
             while int(replica.round) < self.setting.rounds:
@@ -106,9 +170,9 @@ class Run:
             local.close()
 
     def _round(
-        self, replica: Replica, local: Local, digest: Digest
+        self, replica: Replica, local: LocalWorkers, digest: Digest
     ) -> tuple[Replica, Digest, Report | None]:
-        """One round; there is no report if the state was only taken over at the very end."""
+        """One round; there is no report if the final state was taken over from a peer."""
         now, seconds, attempts = int(replica.round), Seconds(), 0
         sent, received = self.engine.counts.sent, self.engine.counts.received
         local.compute(replica, digest, seconds)
@@ -120,21 +184,19 @@ class Run:
                     quorum = self.engine.quorum(now, digest)
                 self.at(BEFORE_GATHER, now)
                 behind = quorum.digest != digest
-                if (
-                    quorum.round >= self.setting.rounds
-                ):  # the others are done: nothing to gather any more
+                if quorum.round >= self.setting.rounds:  # the others are done: nothing to gather
                     return *self._take_over(quorum, local), None
                 with seconds.spent("check"):
                     own = local.nothing(quorum) if behind else local.signed()
                 with seconds.spent("gather"):
                     frames = self.engine.gather({worker: one.frame for worker, one in own.items()})
-                    if behind:  # only now, so that nobody waits for it in the gather
+                    if behind:  # only now, so that no peer waits for it in the gather
                         replica, digest = self._take_over(quorum, local)
                 break
             except Interrupted as interruption:
                 self._notes.append(str(interruption))
                 self.engine.commit(False, digest)
-        replica, digest, seen = self._outer(replica, digest, frames, own, seconds)
+        replica, digest, verdicts = self._outer(replica, digest, frames, own, seconds)
         self.at(BEFORE_COMMIT, quorum.round)
         self._hold(digest, replica)
         self.engine.commit(True, digest)
@@ -144,27 +206,24 @@ class Run:
         with seconds.spent("store"):
             self._checkpoint(replica, local)
         notes, self._notes = tuple(self._notes), []
-        return (
-            replica,
-            digest,
-            Report(
-                round=quorum.round + 1,
-                quorum=quorum,
-                loss=seen.loss,
-                **seen._asdict(),
-                sent=self.engine.counts.sent - sent,
-                received=self.engine.counts.received - received,
-                message_bits=self.programs.message_bits,
-                seconds=seconds,
-                attempts=attempts,
-                healed=behind,
-                refused=dict(self.engine.counts.refused),
-                notes=notes,
-                digest=digest.hex(),
-                committed_at=committed_at,
-                shared=replica.shared,
-            ),
+        report = Report(
+            round=quorum.round + 1,
+            quorum=quorum,
+            loss=verdicts.loss,
+            **verdicts._asdict(),
+            sent=self.engine.counts.sent - sent,
+            received=self.engine.counts.received - received,
+            message_bits=self.programs.message_bits,
+            seconds=seconds,
+            attempts=attempts,
+            healed=behind,
+            refused=dict(self.engine.counts.refused),
+            notes=notes,
+            digest=digest.hex(),
+            committed_at=committed_at,
+            shared=replica.shared,
         )
+        return replica, digest, report
 
     def _outer(
         self,
@@ -174,40 +233,34 @@ class Run:
         own: dict[int, Signed],
         seconds: Seconds,
     ) -> tuple[Replica, Digest, Verdicts]:
-        now, layout, programs = int(replica.round), self.programs.layout, self.programs
+        now, programs, slots = int(replica.round), self.programs, range(self.engine.slots)
         with seconds.spent("check"):
             arrays = {worker: np.frombuffer(frame, np.uint8) for worker, frame in frames.items()}
-            looks = {worker: self._look(array, own.get(worker)) for worker, array in arrays.items()}
-            folds = {
-                worker: np.asarray(look.folded)
-                for worker, look in looks.items()
-                if look is not None
-            }
+            found = {worker: self._measure(x, own.get(worker)) for worker, x in arrays.items()}
+            folds = {w: np.asarray(one.folded) for w, one in found.items() if one is not None}
             admitted = [
-                guard.admit(self.seal, layout, arrays.get(k), folds.get(k), k, now, origin)
-                for k in range(self.engine.slots)
+                guard.admit(self.seal, programs.layout, arrays.get(k), folds.get(k), k, now, origin)
+                for k in slots
             ]
-            seen = [looks.get(k) or programs.absent for k in range(self.engine.slots)]
-            weights_K = np.array(
-                [0.0 if a.header is None else a.header.weight for a in admitted], np.float32
-            )
+            measured = [found.get(k) or programs.absent for k in slots]
+            weights = [0.0 if a.header is None else a.header.weight for a in admitted]
+            weights_K = np.array(weights, np.float32)
             codes_K = np.array([a.code for a in admitted], np.int32)
-            judged = jax.block_until_ready(programs.judge(replica, seen, weights_K, codes_K))
+            judged = jax.block_until_ready(programs.judge(replica, measured, weights_K, codes_K))
         with seconds.spent("outer"):
-            replica = jax.block_until_ready(programs.outer(replica, seen, weights_K, judged))
+            replica = jax.block_until_ready(programs.outer(replica, measured, weights_K, judged))
         with seconds.spent("check"):
-            return replica, programs.digest(replica), verdicts(judged, seen, admitted)
+            return replica, programs.digest(replica), _verdicts(judged, measured, admitted)
 
-    def _look(self, array: np.ndarray, own: Signed | None) -> Seen | None:
-        """A frame's body on the device, None if it is of another size; what lies in our own memory
-        we have seen."""
+    def _measure(self, array: np.ndarray, own: Signed | None) -> Measured | None:
+        """A frame's body on the device; None if it has another size. Our own is there already."""
         if array.size != self.programs.layout.frame:
             return None
         if own is not None and array.ctypes.data == own.frame.ctypes.data:
-            return own.seen
-        return self.programs.look(self.seal.fold_key, array[HEADER:])
+            return own.measured
+        return self.programs.measure(self.seal.fold_key, array[HEADER:])
 
-    def _warm_up(self, replica: Replica, local: Local, digest: Digest) -> None:
+    def _warm_up(self, replica: Replica, local: LocalWorkers, digest: Digest) -> None:
         seconds = Seconds()
         local.compute(replica, digest, seconds)
         frames = {worker: one.frame for worker, one in local.signed().items()}
@@ -215,7 +268,7 @@ class Run:
 
     # --- peers ------------------------------------------------------------------------------------
 
-    def _take_over(self, quorum: Quorum, local: Local) -> tuple[Replica, Digest]:
+    def _take_over(self, quorum: Quorum, local: LocalWorkers) -> tuple[Replica, Digest]:
         layout = self.programs.replica_layout
         body = np.frombuffer(self.engine.heal(quorum), np.uint8)
         if body.size != layout.size:
@@ -233,8 +286,7 @@ class Run:
         return replica, self._hold(digest, replica)
 
     def _farewell(self, replica: Replica, digest: Digest) -> None:
-        """Stay until all who take part hold the final state: someone may have missed the last
-        round."""
+        """Stay until all peers hold the final state: one may have missed the last round."""
         quorum = None
         while quorum is None or set(quorum.sources) != set(quorum.workers):
             try:
@@ -258,25 +310,23 @@ class Run:
 
     # --- disk -------------------------------------------------------------------------------------
 
-    def _restore(self) -> tuple[Replica, Local]:
+    def _restore(self) -> tuple[Replica, LocalWorkers]:
         replica, clients = self.programs.start()
         if self.path is not None and self.path.exists():
             (replica, clients), _ = checkpoint.load(self.path, (replica, clients))
             self._notes.append(f"resumed after round {int(replica.round)} from {self.path.name}")
         elif jax.tree.leaves(clients):
             self._notes.append("no checkpoint: the local optimizer and its residual start afresh")
-        return replica, Local(self.programs, self.seal, self.engine.mine, clients, self._threads)
+        mine = self.engine.mine
+        return replica, LocalWorkers(self.programs, self.seal, mine, clients, self._threads)
 
-    def _checkpoint(self, replica: Replica, local: Local) -> None:
+    def _checkpoint(self, replica: Replica, local: LocalWorkers) -> None:
         done = int(replica.round)
         due = self.every and done % self.every == 0
         if self.path is None or not (due or done == self.setting.rounds):
             return
+        about = {"round": done, "run": self.seal.run.hex()}
         try:
-            checkpoint.save(
-                self.path, (replica, local.clients), {"round": done, "run": self.seal.run.hex()}
-            )
-        except (
-            LaconicError
-        ) as error:  # a full disk must not stop training; the last good checkpoint is still there
+            checkpoint.save(self.path, (replica, local.clients), about)
+        except LaconicError as error:  # a full disk must not stop training; the last one stays
             self._notes.append(str(error))

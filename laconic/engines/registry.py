@@ -1,4 +1,4 @@
-"""The engines between processes, by name, and how a process takes its seat in one.
+"""The engines between processes, by name, and how a process joins one.
 
 Adding an engine is a function here and a line in `ENGINES`.
 """
@@ -16,19 +16,16 @@ from laconic.errors import LaconicError, require_positive, unknown
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds that are waited for what may never come."""
+    """Seconds to wait before giving up."""
 
     timeout: float = 30.0
-    """Seconds for everyone's bytes to arrive once all agreed; a state to catch up with may take
-    twice as long."""
+    """Seconds for all messages of a round to arrive; fetching a peer's state may take twice as long."""
     silence: float = 5.0
-    """Seconds without a sign of life after which a worker is taken for dead; its messages are
-    missed from then on."""
+    """Seconds without a sign of life after which a worker counts as dead."""
     patience: float = 300.0
-    """Seconds to wait for all workers when a worker starts; then those who are there begin."""
+    """Seconds to wait for all workers at the start; then those that are there begin."""
     lost: float = 3600.0
-    """Seconds without any quorum after which a worker gives up; more than the slowest worker's
-    local steps take."""
+    """Seconds without any quorum before a worker gives up; longer than the slowest local steps."""
 
     def __post_init__(self) -> None:
         require_positive(**vars(self))
@@ -49,12 +46,10 @@ class Seat:
     waits: Waits = field(default_factory=Waits)
 
 
-class Entry(NamedTuple):
-    """`connect` gives a process its engine, before anything else of JAX; `needs` are modules of the
-    extra.
+class EngineEntry(NamedTuple):
+    """An engine; `connect` must run before JAX is used, `needs` are modules of an extra.
 
-    restarts: whether a dead worker may come back · service: whether a Lighthouse must run at the
-    address
+    restarts: whether a dead worker may come back · service: whether it needs a Lighthouse
     """
 
     connect: Callable[[Seat, Seal], Engine]
@@ -75,46 +70,34 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
         lost=waits.lost,
         heartbeat=min(Timeouts.heartbeat, waits.silence / 5),
     )
+    where = {"bind": seat.bind, "host": seat.host}
     return TorchFTEngine(
-        seat.worker,
-        seat.workers,
-        seat.address,
-        seal,
-        bind=seat.bind,
-        host=seat.host,
-        timeouts=timeouts,
+        seat.worker, seat.workers, seat.address, seal, timeouts=timeouts, **where
     )
 
 
 def _jax_distributed(seat: Seat, seal: Seal) -> Engine:
     from laconic.engines.jax_distributed import JaxDistributedEngine, join
 
-    silence, patience = (
-        math.ceil(seconds) for seconds in (seat.waits.timeout, seat.waits.patience)
-    )
-    join(
-        seat.address,
-        seat.workers,
-        seat.worker,
-        bind=seat.bind,
-        heartbeat_timeout=silence,
-        patience=patience,
-    )  # a false alarm ends the run, so not the short silence
+    # `timeout`, not the short `silence`: a false alarm ends the run
+    silence = math.ceil(seat.waits.timeout)
+    waits = {"heartbeat_timeout": silence, "patience": math.ceil(seat.waits.patience)}
+    join(seat.address, seat.workers, seat.worker, bind=seat.bind, **waits)
     return JaxDistributedEngine()
 
 
-ENGINES: dict[str, Entry] = {
-    "torchft": Entry(
+ENGINES: dict[str, EngineEntry] = {
+    "torchft": EngineEntry(
         _torchft, ("torch", "torchft"), True, True, "survives workers that die, stall or come back"
     ),
-    "jax-distributed": Entry(
+    "jax-distributed": EngineEntry(
         _jax_distributed, (), False, False, "for clusters that do not fail: one death ends all"
     ),
 }
 
 
-def engine_entry(name: str) -> Entry:
-    """An engine by name, once what it needs is known to be installed."""
+def engine_entry(name: str) -> EngineEntry:
+    """An engine by name; an error if what it needs is not installed."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     missing = [module for module in ENGINES[name].needs if importlib.util.find_spec(module) is None]

@@ -1,5 +1,5 @@
-"""The state that every process holds alike, and the programs that advance it: the simulator's own
-phases, compiled.
+"""The state that every process holds alike, and the compiled programs that advance it: the
+simulator's own phases.
 
 `local` is `local_phase` for the workers of this process, on the very items that the simulator draws
 for them; `outer` is the guard, `Simulated.combine` and `outer_phase` on everyone's messages in the
@@ -19,8 +19,7 @@ from laconic.compress import DENSE
 from laconic.data.feed import Streamed, count_rows
 from laconic.engines import guard
 from laconic.engines.base import Digest
-from laconic.engines.body import WORD, fold, unpack
-from laconic.engines.wire import Layout
+from laconic.engines.wire import WORD, Layout, fold, unpack
 from laconic.errors import LaconicError
 from laconic.method import Method, check_workers
 from laconic.round import (
@@ -41,8 +40,7 @@ GOLDEN, MIX_1, MIX_2 = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B), np.uint32(0
 
 
 class Replica(NamedTuple):
-    """What all replicas hold alike after the same rounds. `accepted_K`: the last round that each
-    worker counted in."""
+    """What all hold alike after the same rounds; `accepted_K`: each worker's last counted round."""
 
     shared: Shared
     outer: Any
@@ -51,9 +49,8 @@ class Replica(NamedTuple):
     accepted_K: jax.Array
 
 
-class Seen(NamedTuple):
-    """A message on the device: its words, their fold, the norm of its Δ, and whether all of it is
-    finite."""
+class Measured(NamedTuple):
+    """A message on the device: its words, their fold, the norm of its Δ, whether all is finite."""
 
     words: jax.Array
     folded: jax.Array | None
@@ -62,15 +59,14 @@ class Seen(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What the guard made of K messages: the verdicts [K], and its own next state."""
+    """The guard's verdicts [K] on K messages, and its own next state."""
 
     codes_K: jax.Array
     guard: guard.GuardState
 
 
 class Programs:
-    """A method on a task, for the workers `mine` of K: compiled functions, and the layouts of what
-    they exchange."""
+    """A method on a task, compiled for the workers `mine` of K, and the layouts of its messages."""
 
     def __init__(
         self,
@@ -85,44 +81,41 @@ class Programs:
     ):
         check_workers(method, K)
         self.task, self.method, self.K, self.H, self.B = jax.device_put(task), method, K, H, B
-        self.mine, self.limit = jnp.asarray(mine, jnp.int32), limit
+        self.mine = jnp.asarray(mine, jnp.int32)
+        self.limit = limit
         self.seed = jax.random.key(seed)
         self.server = Server(method.outer)
         # Several programs and not one: XLA's CPU compiler writes what a value is made of into each
         # of its uses, and would take ten times as long over the whole.
-        self._begin, self._local = jax.jit(self._init), jax.jit(self._run)
-        self._looked, self._judged = jax.jit(self._look), jax.jit(self._judge)
-        self._combined, self._advanced, self._digest = map(
-            jax.jit, (self._combine, self._advance, fingerprint)
-        )
+        self._begin = jax.jit(self._init)
+        self._local = jax.jit(self._run)
+        self._measured = jax.jit(self._measure)
+        self._judged = jax.jit(self._judge)
+        self._combined = jax.jit(self._combine)
+        self._advanced = jax.jit(self._advance)
+        self._digest = jax.jit(fingerprint)
         replica, clients = jax.eval_shape(self._init, self.task)
         if isinstance(replica.shared, Controlled):
             raise LaconicError(
                 f"{method.label} has control variates, which the messages between processes do not "
-                "carry; simulate it, "
-                "or choose a method without them."
+                "carry; simulate it, or choose a method without them."
             )
         self.replica_layout = Layout.of(replica)
         message, _, _ = jax.eval_shape(
-            self._run, self.task, replica.shared, replica.round, clients, self._no_stream()
+            self._run, self.task, replica.shared, replica.round, clients, self._stream_shapes()
         )
-        one = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (message.delta, message.extra)
-        )
-        self.layout = Layout.of(one)
+        one_worker = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        self.layout = Layout.of(jax.tree.map(one_worker, (message.delta, message.extra)))
         self._like = replica.shared.params
-        dense = method.compressor.decode is DENSE.decode and not jax.tree.leaves(one[1])
-        self._plain = dense and all(
-            leaf.dtype == np.float32 for leaf in self.layout.leaves
-        )  # a body is Δ, no more
-        self.absent = Seen(
-            jnp.zeros(self.layout.size // WORD, jnp.uint32), None, jnp.float32(0), jnp.array(True)
-        )
+        dense = method.compressor.decode is DENSE.decode and not jax.tree.leaves(message.extra)
+        floats = all(leaf.dtype == np.float32 for leaf in self.layout.leaves)
+        self._plain = dense and floats  # a body is Δ and nothing else
+        zeros = jnp.zeros(self.layout.size // WORD, jnp.uint32)
+        self.absent = Measured(zeros, None, jnp.float32(0), jnp.array(True))
         self.message_bits = method.compressor.bits(replica.shared.params)
 
     def start(self) -> tuple[Replica, ClientState]:
-        """The replica before the first round, and the first states of this process's workers
-        (leaves [mine, …])."""
+        """The replica before the first round, and this process's first client states [mine, …]."""
         return self._begin(self.task)
 
     def local(
@@ -131,36 +124,34 @@ class Programs:
         """The messages of this process's workers, their next states, and their losses [mine, H]."""
         return self._local(self.task, replica.shared, replica.round, clients, streamed)
 
-    def look(self, key: Any, body: np.ndarray) -> Seen:
+    def measure(self, key: Any, body: np.ndarray) -> Measured:
         """A message's body taken to the device, folded under a key and measured."""
         words = jax.device_put(body.view(np.uint32))
-        return Seen(words, *self._looked(key, words))
+        return Measured(words, *self._measured(key, words))
 
     def judge(
-        self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, codes_K: np.ndarray
+        self, replica: Replica, found: Sequence[Measured], weights_K: np.ndarray, codes_K: np.ndarray
     ) -> Judged:
-        """The guard's word on K messages, `absent` where there is none."""
-        return self._judged(
-            replica.guard, [s.norm for s in seen], [s.finite for s in seen], weights_K, codes_K
-        )
+        """The guard's verdicts on K messages, `absent` where there is none."""
+        norms, finite = [one.norm for one in found], [one.finite for one in found]
+        return self._judged(replica.guard, norms, finite, weights_K, codes_K)
 
     def outer(
-        self, replica: Replica, seen: Sequence[Seen], weights_K: np.ndarray, judged: Judged
+        self, replica: Replica, found: Sequence[Measured], weights_K: np.ndarray, judged: Judged
     ) -> Replica:
         """The outer step on those of K messages that the guard let pass."""
-        combined = self._combined([s.words for s in seen], weights_K, judged.codes_K)
+        combined = self._combined([one.words for one in found], weights_K, judged.codes_K)
         return self._advanced(replica, combined, judged)
 
     def digest(self, replica: Replica) -> Digest:
         """The name of a state: a hash of its fingerprint and structure."""
-        return hashlib.sha256(
-            self.replica_layout.structure + np.asarray(self._digest(replica)).tobytes()
-        ).digest()
+        bits = np.asarray(self._digest(replica)).tobytes()
+        return hashlib.sha256(self.replica_layout.structure + bits).digest()
 
     def _workers(self, task: Task) -> Simulated:
         return Simulated(self.method.client(task), self.method.compressor)
 
-    def _no_stream(self) -> Any:
+    def _stream_shapes(self) -> Any:
         feed = self.task.feed
         if not isinstance(feed, Streamed):
             return None
@@ -171,21 +162,18 @@ class Programs:
                 f"{self.B}."
             )
         lead = (len(self.mine), self.H)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*lead, *np.shape(x)), jnp.asarray(x).dtype), batch
-        )
+        shape = lambda x: jax.ShapeDtypeStruct((*lead, *np.shape(x)), jnp.asarray(x).dtype)
+        return jax.tree.map(shape, batch)
 
     def _init(self, task: Task) -> tuple[Replica, ClientState]:
         state = init_round(task, self._workers(task), self.server, len(self.mine), self.seed)
         accepted_K = jnp.full(self.K, -1, jnp.int32)
-        return Replica(
-            state.shared, state.outer, state.round, guard.init_guard(self.K), accepted_K
-        ), state.clients
+        fresh = guard.init_guard(self.K)
+        return Replica(state.shared, state.outer, state.round, fresh, accepted_K), state.clients
 
     def _state(self, shared: Shared, outer: Any, round: jax.Array) -> RoundState:
-        return RoundState(
-            shared, ClientState((), ()), outer, round, jax.random.fold_in(self.seed, 1)
-        )
+        key = jax.random.fold_in(self.seed, 1)
+        return RoundState(shared, ClientState((), ()), outer, round, key)
 
     def _run(
         self, task: Task, shared: Shared, round: jax.Array, clients: ClientState, streamed: Any
@@ -201,7 +189,7 @@ class Programs:
         )
         return workers.map(phase)(shared, clients, (items.batches, items.keys))
 
-    def _look(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _measure(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         folded, square = fold(key, words)
         return folded, *guard.measure(words, self._open, square if self._plain else None)
 
@@ -213,16 +201,10 @@ class Programs:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like)
 
     def _judge(
-        self,
-        state: guard.GuardState,
-        norms: list[Any],
-        finite: list[Any],
-        weights_K: jax.Array,
-        codes_K: jax.Array,
+        self, state: guard.GuardState, norms: Any, finite: Any, weights_K: Any, codes_K: Any
     ) -> Judged:
-        return Judged(
-            *guard.judge(state, jnp.stack(norms), jnp.stack(finite), weights_K, codes_K, self.limit)
-        )
+        norms_K, finite_K = jnp.stack(norms), jnp.stack(finite)
+        return Judged(*guard.judge(state, norms_K, finite_K, weights_K, codes_K, self.limit))
 
     def _combine(
         self, words: list[jax.Array], weights_K: jax.Array, codes_K: jax.Array
@@ -238,15 +220,12 @@ class Programs:
     def _advance(self, replica: Replica, combined: Combined, judged: Judged) -> Replica:
         old = self._state(replica.shared, replica.outer, replica.round)
         new = outer_phase(self.server, old, combined, old.clients)
-        somebody = (
-            jnp.sum(combined.weights_K) > 0
-        )  # a round in which nobody was there moves only the counter
+        counted = jnp.sum(combined.weights_K) > 0  # a round without messages moves only the counter
         shared, outer = jax.tree.map(
-            lambda n, o: jnp.where(somebody, n, o), (new.shared, new.outer), (old.shared, old.outer)
+            lambda n, o: jnp.where(counted, n, o), (new.shared, new.outer), (old.shared, old.outer)
         )
-        accepted_K = jnp.where(
-            judged.codes_K == guard.CODE["ok"], replica.round, replica.accepted_K
-        )
+        good_K = judged.codes_K == guard.CODE["ok"]
+        accepted_K = jnp.where(good_K, replica.round, replica.accepted_K)
         return Replica(shared, outer, new.round, judged.guard, accepted_K)
 
 
@@ -255,21 +234,19 @@ def _erase(good: jax.Array, tree: Any) -> Any:
 
 
 def fingerprint(tree: Any) -> jax.Array:
-    """Three 32-bit sums over each leaf's bits and their places, [leaves, 3]: one pass where the
-    state lies.
+    """Three 32-bit sums over each leaf's bits and their positions, [leaves, 3], in one pass.
 
-    It tells apart states that went different ways by accident; against malice there are the
-    signatures.
+    It tells apart states that diverged by accident; signatures protect against malice.
     """
     return jnp.stack([_lanes(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def _lanes(leaf: jax.Array) -> jax.Array:
     words = _words(leaf)
-    places = jnp.arange(words.size, dtype=jnp.uint32)
-    mixed = (words ^ (places * GOLDEN)) * MIX_1
+    positions = jnp.arange(words.size, dtype=jnp.uint32)
+    mixed = (words ^ (positions * GOLDEN)) * MIX_1
     mixed = (mixed ^ (mixed >> 15)) * MIX_2
-    lanes = (mixed, (mixed ^ (mixed >> 13)) * (2 * places + 1), (mixed << 7) ^ (mixed >> 11))
+    lanes = (mixed, (mixed ^ (mixed >> 13)) * (2 * positions + 1), (mixed << 7) ^ (mixed >> 11))
     add = lambda left, right: tuple(a + b for a, b in zip(left, right, strict=True))
     # One reduction of three operands takes a tenth of the time of three reductions on CPUs.
     return jnp.stack(jax.lax.reduce(lanes, (np.uint32(0),) * len(lanes), add, (0,)))

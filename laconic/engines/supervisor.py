@@ -1,30 +1,136 @@
-"""A group of processes that is kept going: who dies is started again, later each time, and not for
-ever."""
+"""A group of child processes: dead ones are restarted, with growing waits, a limited number of
+times, and none outlives its parent.
+
+A child's standard input is a pipe whose other end the parent holds and never writes to. Whatever
+ends the parent, SIGKILL too, closes the pipe, and a child that called `end_with_stdin` ends as
+well; that works on every system and needs no process ids, which are used again. Each child leads a
+process group of its own, so that Ctrl-C reaches the parent alone, which then ends all in order.
+"""
 
 import contextlib
 import math
+import os
 import queue
 import signal
+import stat
+import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import IO, NamedTuple
 
-from laconic.engines.children import Child, Line, Lines, cause
 from laconic.errors import LaconicError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds before a restart; doubled each time
 GRACE, HASTE = 10.0, 2.0  # seconds to leave in good order, and after a failure
-LAST_WORDS = 20  # lines remembered of each
+DRAIN = 5.0  # seconds to read what a dead child has still written
+LAST_LINES = 20  # lines of standard error remembered of each child
+
+
+def end_with_stdin(after: float = 0.0, grace: float = GRACE) -> None:
+    """Send this process SIGTERM `after` seconds past the end of its standard input, and end it
+    `grace` seconds later."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        _silence_output()
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="laconic-stdin").start()
+
+
+def _silence_output() -> None:
+    """Pipes to the dead parent would fail when written to; send what is written to nowhere."""
+    for handle in (1, 2):
+        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+
+
+class Line(NamedTuple):
+    """A line that a child wrote, and whether to its standard error."""
+
+    name: str
+    text: str
+    error: bool
+
+
+Lines = queue.SimpleQueue[Line]
+
+
+class Child:
+    """One process under a name; what it writes is put into `lines`."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], lines: Lines
+    ):
+        self.name = name
+        self._lines = lines
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        streams = ((self.process.stdout, False), (self.process.stderr, True))
+        self._readers = [
+            threading.Thread(target=self._read, args=stream, daemon=True) for stream in streams
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: IO[str], error: bool) -> None:
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            for text in stream:
+                self._lines.put(Line(self.name, text.rstrip("\n"), error))
+
+    def status(self) -> int | None:
+        """None while it lives, then its exit status; minus a signal's number if that ended it."""
+        return self.process.poll()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal; nothing happens if it is dead."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it now, and close its pipes once they are read."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join(DRAIN)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def cause(status: int) -> str:
+    """How a process ended, in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
 
 @dataclass
 class Member:
-    """One place in the group: how it is started, the process that holds it now, and how often one
-    was lost.
+    """One process of the group, through all its restarts.
 
-    due: when the next process starts · done: whether one came to its end · until: when one that is
-    not wanted any more is killed; None while one is
+    child: the process now · due: when the next one starts · done: whether one ended with status 0
+    until: when a dismissed one is killed; None while it is wanted
     """
 
     command: Sequence[str]
@@ -33,20 +139,20 @@ class Member:
     due: float | None = None
     done: bool = False
     until: float | None = None
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_WORDS))
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes from here."""
+        """Whether it has ended for good."""
         return self.child is None and (self.done or self.until is not None)
 
 
 class Supervisor:
-    """A context manager: starts all, restarts the dead, and at the end leaves nobody behind.
+    """A context manager: starts all, restarts the dead, and at the end leaves no process behind.
 
-    services, workers: commands by name; services are started first, ended last, and not expected to
-    be done restarts: how many deaths of each are made good · tell: is told (name, what happened) ·
-    hear: gets every line
+    services, workers: commands by name; services start first and end last
+    restarts: how many deaths of each are made good
+    tell: gets (name, what happened) · hear: gets every line
     """
 
     def __init__(
@@ -60,12 +166,10 @@ class Supervisor:
     ):
         self.members = {name: Member(command) for name, command in {**services, **workers}.items()}
         self.workers = {name: self.members[name] for name in workers}
-        self._environment, self._restarts, self._tell, self._hear = (
-            environment,
-            restarts,
-            tell,
-            hear,
-        )
+        self._environment = environment
+        self._restarts = restarts
+        self._tell = tell
+        self._hear = hear
         self._lines: Lines = queue.SimpleQueue()
 
     def __enter__(self) -> "Supervisor":
@@ -82,23 +186,20 @@ class Supervisor:
         member.child = Child(name, member.command, self._environment, self._lines)
 
     def step(self, wait: float) -> None:
-        """Pass on what was written, after at most `wait` seconds; then see to the dead."""
+        """Pass on what was written, after at most `wait` seconds; then restart what is due."""
         self._listen(wait)
         for name, member in self.members.items():
-            if (
-                member.child is not None
-                and member.until is not None
-                and time.monotonic() > member.until
-            ):
-                member.child.bury()
-            if member.child is not None and member.child.status() is not None:
-                self._lost(name, member, member.child)
-            elif member.due is not None and time.monotonic() >= member.due:
+            child, now = member.child, time.monotonic()
+            if child is not None and member.until is not None and now > member.until:
+                child.kill()
+            if child is not None and child.status() is not None:
+                self._lost(name, member, child)
+            elif member.due is not None and now >= member.due:
                 self._start(name)
 
     def _lost(self, name: str, member: Member, child: Child) -> None:
         status = child.process.returncode
-        child.bury()
+        child.kill()
         member.child = None
         if status == 0 and name in self.workers:
             member.done = True
@@ -109,20 +210,15 @@ class Supervisor:
             pause = min(FIRST_PAUSE * 2 ** (member.deaths - 1), LONGEST_PAUSE)
             member.due = time.monotonic() + pause
             count = f"restart {member.deaths} of {self._restarts}"
-            self._tell(name, f"{cause(status)}; starting it again in {pause:g} s ({count})")
+            self._tell(name, f"{cause(status)}; restarting it in {pause:g} s ({count})")
 
     def _verdict(self, name: str, member: Member, status: int) -> str:
-        self._listen(0.0)  # its reason may be among what is yet to be read
+        self._listen(0.0)  # the reason may still be unread
         words = [text.strip() for text in member.said if text.strip()]
-        reason = next(
-            (text for text in reversed(words) if text.startswith("error:")),
-            words[-1] if words else "nothing",
-        )
+        errors = [text for text in words if text.startswith("error:")]
+        reason = (errors or words or ["nothing"])[-1].rstrip(".")
         times = "" if member.deaths == 1 else f" {member.deaths} times"
-        return (
-            f"{name} died{times}, and at last {cause(status)}; its last words: "
-            f"{reason.rstrip('.')}."
-        )
+        return f"{name} died{times}; the last time it {cause(status)} and wrote: {reason}."
 
     def _listen(self, wait: float) -> None:
         with contextlib.suppress(queue.Empty):
@@ -134,16 +230,18 @@ class Supervisor:
                 line = self._lines.get_nowait()
 
     def dismiss(self, name: str, grace: float = GRACE) -> None:
-        """Ask one to leave, who is not missed; it is killed if it does not in time."""
+        """Ask a process that is no longer needed to end; kill it after `grace` seconds."""
         member = self.members[name]
-        member.until, member.due = time.monotonic() + grace, None
+        member.until = time.monotonic() + grace
+        member.due = None
         if member.child is not None:
             member.child.signal(signal.SIGTERM)
 
     def end(self, grace: float = GRACE) -> None:
-        """Ask the workers to leave, wait a while and kill the rest, then the services."""
+        """Ask the workers to end, then the services; kill those that have not after `grace`."""
         for member in self.members.values():
-            member.until, member.due = member.until or math.inf, None
+            member.until = member.until or math.inf
+            member.due = None
         for group in (self.workers, self.members):
             for name, member in group.items():
                 if member.child is not None and member.until == math.inf:

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 """The fault-tolerant engine: torchft's Lighthouse and manager say who is alive, gloo carries the
 bytes.
 
@@ -11,31 +12,45 @@ stop, after which the Lighthouse forms the next quorum without it. Either way th
 again from the same messages.
 """
 
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
 
 from laconic.engines import membership
 from laconic.engines.address import reached_at, split_address, with_port
 from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
-from laconic.engines.gloo import Channel
+from laconic.engines.lighthouse import PAUSE, LighthouseLink
 from laconic.engines.membership import Card, Plan
-from laconic.engines.presence import PAUSE, Presence
 from laconic.engines.transfer import StateServer, answers, fetch_state
-from laconic.engines.wire import Seal
+from laconic.engines.wire import Seal, new_frame
 from laconic.errors import LaconicError, require_positive
+
+try:
+    import torch.distributed as dist
+    from torch import from_numpy
+    from torch.distributed.distributed_c10d import AllgatherOptions
+except ImportError as error:
+    raise LaconicError(
+        f"this engine needs PyTorch ({error}): pip install 'laconic[torchft]'."
+    ) from error
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """Seconds.
 
-    gather: for everyone's bytes to arrive once all agreed · heal: for a state to arrive heartbeat:
-    between signs of life; the Lighthouse decides how many may be missed ask: for the answer to one
-    question about who is there; not shorter than workers usually wait for each other patience: to
-    wait for all workers at the very start grace: for old peers that do not answer, after a
-    Lighthouse was lost lost: without any quorum before giving up; longer than the local steps of
-    the slowest worker
+    gather: for everyone's bytes to arrive once all agreed
+    heal: for a state to arrive
+    heartbeat: between signs of life; the Lighthouse decides how many may be missed
+    ask: for one answer about who is there; longer than workers usually wait for each other
+    patience: to wait for all workers at the very start
+    grace: for old peers that do not answer, after a Lighthouse was lost
+    lost: without any quorum before giving up; longer than the slowest worker's local steps
     """
 
     gather: float = 30.0
@@ -48,6 +63,92 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         require_positive(**vars(self))
+
+
+class Channel:
+    """One worker's end of a gloo process group, which is formed anew whenever somebody came, left
+    or fell silent; `key` names the group it is in, "" for none."""
+
+    def __init__(self, bind: str, host: str, timeout: float, slots: int, size: int):
+        """Listen at `bind` (any port), reached by others at `host`; frames have `size` bytes."""
+        self._host = host
+        self._limit = timedelta(seconds=timeout)
+        self._size = size
+        self._slots = slots
+        self._room = self._new_room()
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        listener = socket.create_server((bind, 0), family=family)
+        port = listener.getsockname()[1]
+        # A store that opens its own port would listen on every interface.
+        self._store = dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            timeout=self._limit,
+        )
+        self.address = with_port(host, port)
+        self.key = ""
+        self._group: Any = None
+
+    def gather(self, plan: Plan, worker: int, frame: Frame) -> dict[int, Frame]:
+        """Everyone's frame by worker id, valid until the next gather; connects first if needed."""
+        if plan.fresh or plan.group != self.key:
+            self._connect(plan, worker)
+        workers = plan.quorum.workers
+        rows = [from_numpy(self._room[i]) for i in range(len(workers))]
+        own = self._fit(frame)
+        try:
+            work = self._group.allgather([rows], [from_numpy(own)], AllgatherOptions())
+            work.wait(self._limit)
+        except RuntimeError as error:  # torch's distributed errors are all RuntimeErrors
+            raise Interrupted(
+                f"gathering from workers {workers} failed: {_first_line(error)}."
+            ) from error
+        return {w: own if w == worker else self._room[i] for i, w in enumerate(workers)}
+
+    def _connect(self, plan: Plan, worker: int) -> None:
+        self.leave()
+        try:
+            host, port = split_address(plan.cards[0].store)
+            base = dist.TCPStore(
+                host, port, is_master=False, wait_for_workers=False, timeout=self._limit
+            )
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = self._limit
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+            rank = plan.quorum.workers.index(worker)
+            store = dist.PrefixStore(plan.group, base)
+            self._group = dist.ProcessGroupGloo(store, rank, len(plan.cards), options)
+        except RuntimeError as error:
+            raise Interrupted(
+                f"connecting to workers {plan.quorum.workers} failed: {_first_line(error)}."
+            ) from error
+        self.key = plan.group
+
+    def _fit(self, frame: Frame) -> np.ndarray:
+        """Exactly the agreed number of bytes: unequal sizes would break the collective for all."""
+        array = np.frombuffer(frame, np.uint8)
+        if array.size == self._size and array.flags.writeable:
+            return array
+        fitted = new_frame(self._size)
+        fitted[: array.size] = array[: self._size]
+        return fitted
+
+    def leave(self) -> None:
+        """Let go of the group, which interrupts all who still wait in it."""
+        group, self._group, self.key = self._group, None, ""
+        if group is not None:
+            group.abort()
+            self._room = self._new_room()  # the old group may still write into the old one
+
+    def _new_room(self) -> np.ndarray:
+        return new_frame(self._slots * self._size).reshape(self._slots, self._size)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
 
 
 class TorchFTEngine:
@@ -64,39 +165,42 @@ class TorchFTEngine:
         host: str = "",
         timeouts: Timeouts = Timeouts(),
     ):
-        """Listens on `bind`, the loopback unless asked otherwise; `host` is where others reach it,
-        if that differs."""
+        """Listens on `bind`; `host` is where others reach it, if that differs."""
         if not 0 <= worker < slots:
             raise LaconicError(f"worker ids run from 0 to {slots - 1}, got {worker}.")
-        self.slots, self.mine, self.counts = slots, (worker,), Counts(0, 0, {})
-        self.worker, self._lighthouse, self._seal, self._timeouts = (
-            worker,
-            lighthouse,
-            seal,
-            timeouts,
-        )
+        self.slots = slots
+        self.mine = (worker,)
+        self.counts = Counts(0, 0, {})
+        self.worker = worker
+        self._lighthouse = lighthouse
+        self._seal = seal
+        self._timeouts = timeouts
         self._bind = bind
         self._host = host or reached_at(bind, split_address(lighthouse)[0])
-        self._born, self._turn = time.time_ns(), 0
+        self._born = time.time_ns()
+        self._turn = 0
         self._plan: Plan | None = None
         self._awaits: tuple[int, ...] = tuple(range(slots))
-        self._closers: list[StateServer | Presence] = []
+        self._closers: list[StateServer | LighthouseLink] = []
 
     def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
         """Start to listen and to give signs of life."""
         seconds = self._timeouts
-        self._size, self._structure = size, structure.hex()
+        self._size = size
+        self._structure = structure.hex()
         self._channel = Channel(self._bind, self._host, seconds.gather, self.slots, size)
         self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
         self._closers = [self._state]
-        name, addresses = (
+        self._link = LighthouseLink(
             f"{self.worker:06d}:{self._born}",
-            (self._bind, self._host, self._channel.address),
+            self._lighthouse,
+            self._bind,
+            self._host,
+            self._channel.address,
+            seconds.heartbeat,
+            seconds.patience,
         )
-        self._presence = Presence(
-            name, self._lighthouse, *addresses, seconds.heartbeat, seconds.patience
-        )
-        self._closers.append(self._presence)
+        self._closers.append(self._link)
         self._await(self._awaits, seconds.patience)
 
     def quorum(self, round: int, digest: Digest) -> Quorum:
@@ -105,13 +209,14 @@ class TorchFTEngine:
         while time.monotonic() < give_up:
             plan = self._ask(round, digest)
             if plan is not None and plan.ready:
-                self._plan, self._awaits = plan, ()
+                self._plan = plan
+                self._awaits = ()
                 return plan.quorum
             time.sleep(PAUSE)
         raise LaconicError(
             f"worker {self.worker} found no quorum at {self._lighthouse} for "
-            f"{self._timeouts.lost:.0f} s. "
-            "Check that the Lighthouse runs and that enough workers are there."
+            f"{self._timeouts.lost:.0f} s. Check that the Lighthouse runs and that enough workers "
+            "are there."
         )
 
     def _ask(self, round: int, digest: Digest) -> Plan | None:
@@ -129,7 +234,7 @@ class TorchFTEngine:
             awaits=self._still_awaited(),
         )
         seconds, shown = self._timeouts, card.show(self._seal)
-        texts = self._presence.ask(round + 1, shown, seconds.ask, seconds.lost)
+        texts = self._link.ask(round + 1, shown, seconds.ask, seconds.lost)
         if texts is None:
             self._await_peers()
             return None
@@ -139,31 +244,29 @@ class TorchFTEngine:
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
             raise LaconicError(
-                f"worker {self.worker} was started again elsewhere; this older process steps back."
+                f"worker {self.worker} was started again elsewhere; this older process ends."
             )
-        if (
-            self._presence.replaced
-            and self._plan is not None
-            and not set(self._plan.quorum.workers) <= set(members)
-        ):
+        known = set() if self._plan is None else set(self._plan.quorum.workers)
+        if self._link.replaced and not known <= set(members):
             self._await_peers()
             return None
         # Another card than the last one shown is the late answer to a question that timed out.
         return membership.plan(members) if mine is not None and mine.turn == self._turn else None
 
     def _await_peers(self) -> None:
-        """A new Lighthouse knows nobody: without this the first to reach it would go on alone."""
+        """Wait for the old peers: a new Lighthouse knows none, and a worker would go on alone."""
         if self._plan is not None:
             self._await(self._plan.quorum.workers, self._timeouts.grace)
 
     def _await(self, workers: tuple[int, ...], seconds: float) -> None:
-        self._awaits, self._awaits_until = workers, time.monotonic() + seconds
+        self._awaits = workers
+        self._awaits_until = time.monotonic() + seconds
 
     def _still_awaited(self) -> tuple[int, ...]:
-        """All of them for a while; then those who answer when spoken to, who are only slow to find
-        the Lighthouse."""
+        """All of them for a while; then those who answer, so are only slow to find the Lighthouse."""
         if self._awaits and time.monotonic() >= self._awaits_until:
-            cards, seconds = () if self._plan is None else self._plan.cards, self._timeouts.grace
+            cards = () if self._plan is None else self._plan.cards
+            seconds = self._timeouts.grace
             reached = {
                 c.worker
                 for c in cards
@@ -189,11 +292,9 @@ class TorchFTEngine:
         return ok
 
     def heal(self, quorum: Quorum) -> Frame:
-        """From one who holds the state; those behind spread over the sources, and try the next if
-        one fails."""
-        addresses = (
-            {} if self._plan is None else {card.worker: card.state for card in self._plan.cards}
-        )
+        """Fetch the state from a source; workers spread over them, and try the next if one fails."""
+        cards = () if self._plan is None else self._plan.cards
+        addresses = {card.worker: card.state for card in cards}
         start, reasons = self.worker % len(quorum.sources), []
         for source in (*quorum.sources[start:], *quorum.sources[:start]):
             wanted = addresses[source], quorum.round, quorum.digest

@@ -1,8 +1,7 @@
-"""State from peer to peer: a small signed TCP exchange, so that one who is behind catches up from
-one who is not.
+"""State from peer to peer: a small signed TCP exchange by which a worker that is behind catches up.
 
 A request is a nonce, a round and a digest, signed; the answer is the state's bytes, signed together
-with the nonce. Who cannot sign gets nothing and is counted.
+with the nonce. Requests without our signature get nothing and are counted.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ REQUEST = struct.Struct("<4s16sQ32s32s")  # magic nonce round digest signature
 ANSWER = struct.Struct("<Q32s")  # length signature
 MAGIC = b"LACS"
 PIECE = 1 << 20
-NOBODYS = bytes(32)  # the digest of no state
+NO_STATE = bytes(32)  # the digest of no state
 
 
 class StateServer:
@@ -30,9 +29,7 @@ class StateServer:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 self.request.settimeout(timeout)
-                with contextlib.suppress(
-                    OSError
-                ):  # a peer that went away, or a stranger that never spoke
+                with contextlib.suppress(OSError):  # a peer that left, a stranger that never spoke
                     _answer(self.request, seal, snapshot, counts)
 
         class Server(socketserver.ThreadingTCPServer):
@@ -42,9 +39,8 @@ class StateServer:
 
         self._server = Server((bind, 0), Handler)
         self.port = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), daemon=True
-        )
+        serve = self._server.serve_forever
+        self._thread = threading.Thread(target=serve, args=(0.05,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -87,9 +83,9 @@ def fetch_state(
 
 
 def answers(seal: Seal, address: str, timeout: float) -> bool:
-    """Whether one of us is at `address`: it is asked for a state that nobody holds, and says so."""
+    """Whether a peer is at `address`: it must sign that it does not hold a state nobody has."""
     try:
-        return _question(seal, address, 0, NOBODYS, timeout)[0]
+        return _question(seal, address, 0, NO_STATE, timeout)[0]
     except OSError:
         return False
 

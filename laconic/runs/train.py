@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from laconic.engines.base import Engine
-from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Run, checkpoint_path
-from laconic.engines.report import Report, row_of
-from laconic.engines.simulated import SimulatedEngine
+from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Loop, checkpoint_path
+from laconic.engines.loop import Report, row_of
+from laconic.engines.base import SimulatedEngine
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError
 from laconic.runs.compare import RECORDS, Interrupted
@@ -150,7 +150,7 @@ class Part:
         path = train_folder.log_path(folder, self.engine.mine, self.engine.slots)
         log = Log(path, lambda text: tell({"kind": "note", "text": text}))
         log.begin(self.config, self.task, self.source, self.command, self.engine_name)
-        run = Run(
+        run = Loop(
             self.task,
             method,
             setting,
@@ -195,7 +195,7 @@ class Part:
         return at
 
     def _rounds(
-        self, run: Run, log: Log, folder: Path, tell: Tell, stop: Callable[[], bool]
+        self, run: Loop, log: Log, folder: Path, tell: Tell, stop: Callable[[], bool]
     ) -> None:
         stopping = first = False
         with contextlib.closing(run.rounds()) as reports:
@@ -230,7 +230,7 @@ class Part:
             f"worker {self.engine.mine[0]} found none of the other {self.engine.slots - 1}: {why}."
         )
 
-    def _finish(self, run: Run, log: Log, folder: Path, tell: Tell) -> None:
+    def _finish(self, run: Loop, log: Log, folder: Path, tell: Tell) -> None:
         if run.final is None:
             raise LaconicError("the training ended before all its rounds were done.")
         replica, digest = run.final

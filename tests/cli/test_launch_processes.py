@@ -130,7 +130,7 @@ def test_a_killed_worker_comes_back_and_all_end_with_the_same_state(tmp_path, st
         (tmp_path / "open").touch()
         out, err = finish(running)
     assert "worker 3 | killed on purpose after round" in err
-    assert "worker 3 | was killed by SIGKILL; starting it again in 0.5 s (restart 1 of 3)" in err
+    assert "worker 3 | was killed by SIGKILL; restarting it in 0.5 s (restart 1 of 3)" in err
     back = int(re.search(r"worker 3 \| round (\d+): took over the state of round", err)[1])
     assert "hashes equal after every round" in out
     summary = read(tmp_path / "run" / "records.jsonl")[-1]
@@ -304,10 +304,10 @@ def test_restarts_are_bounded_and_the_end_is_one_clear_error(tmp_path):
     with started(tmp_path, *words, module="tests.cli.gated laconic", **variables) as running:
         out, err = finish(running, 1)
     assert out == ""
-    assert "worker 1 | ended with status 1; starting it again in 0.5 s (restart 1 of 1)" in err
+    assert "worker 1 | ended with status 1; restarting it in 0.5 s (restart 1 of 1)" in err
     (line,) = [line for line in err.splitlines() if line.startswith("error:")]
     told = (
-        "worker 1 died 2 times, and at last ended with status 1; its last words: error: out of "
+        "worker 1 died 2 times; the last time it ended with status 1 and wrote: error: out of "
         "luck."
     )
     assert line.startswith(f"error: {told}")

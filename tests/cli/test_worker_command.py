@@ -13,11 +13,11 @@ import pytest
 from laconic.cli import worker
 from laconic.cli.token import find_token, write_token
 from laconic.cli.worker import CompileTurn, Json, Lines, Pace, WorkerConfig, seat_of
-from laconic.engines.place import Place
+from laconic.engines.address import ProcessRank
 from laconic.engines.registry import Waits
 from tests.cli.commands import assert_one_error, laconic
 
-PLACE = Place(2, 4, "127.0.0.1", 29501, "torchrun")
+PLACE = ProcessRank(2, 4, "127.0.0.1", 29501, "torchrun")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from laconic.engines.jax_distributed import JaxDistributedEngine, join
-from laconic.engines.loop import Run
+from laconic.engines.loop import Loop
 from laconic.engines.wire import Seal
 from laconic.method import Setting
 from laconic.tasks.catalog import make_task
@@ -24,7 +24,7 @@ def main() -> None:
     for name, outer, options, compress in spec["methods"]:
         method = method_of(name, outer, options, compress)
         setting, seal = Setting(K, H, B, spec["rounds"], (0,)), Seal.of("secret", name)
-        run = Run(task, method, setting, JaxDistributedEngine(), seal)
+        run = Loop(task, method, setting, JaxDistributedEngine(), seal)
         run.programs.outer = astray(run.programs, spec["diverge"] if worker == 2 else [])
         reports = list(run.rounds())
         lines = [json.dumps(line_of(report, worker)) for report in reports]

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks.fleet import nurse
-from laconic.engines.loop import Run
+from laconic.engines.loop import Loop
 from laconic.engines.torchft import Timeouts, TorchFTEngine
 from laconic.engines.wire import Seal
 from laconic.method import Setting
@@ -81,7 +81,7 @@ def work(spec: Spec) -> None:
             if spec.checkpoint_every
             else {}
         )
-        run, last = Run(task, method, setting, engine, seal, at=at, **keep), None
+        run, last = Loop(task, method, setting, engine, seal, at=at, **keep), None
         run.programs.outer = astray(run.programs, spec.diverge)
         with open(folder / f"{name}-{spec.worker}-{spec.born}.jsonl", "w", encoding="utf-8") as log:
             for report in run.rounds():

@@ -13,10 +13,14 @@ from tests.engines.cluster import ROOT
 
 @pytest.mark.parametrize(
     ("module", "missing"),
-    [("presence", "torchft.coordination"), ("gloo", "torch.distributed"), ("torchft", "torch")],
+    [
+        ("lighthouse", "torchft.coordination"),
+        ("torchft", "torch.distributed"),
+        ("torchft", "torch"),
+    ],
 )
 def test_a_missing_extra_is_said_so(monkeypatch, module, missing):
-    for name in ("presence", "gloo", "torchft"):
+    for name in ("lighthouse", "torchft"):
         monkeypatch.delitem(sys.modules, f"laconic.engines.{name}", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(LaconicError, match=r"pip install 'laconic\[torchft\]'"):

@@ -53,7 +53,7 @@ def test_a_peer_that_answers_is_waited_for_however_long_it_takes_to_find_the_new
     pair, lighthouse
 ):
     (early, late), threads = pair
-    late._presence.close()  # no more signs of life: as if it were still looking for the Lighthouse
+    late._link.close()  # no more signs of life: as if it were still looking for the Lighthouse
     lighthouse()
     turn = early._turn
     first = threads.submit(early.quorum, 1, DIGEST)

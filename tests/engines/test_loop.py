@@ -20,9 +20,9 @@ from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
 from laconic.engines.base import mean
 from laconic.engines.guard import CODE
-from laconic.engines.loop import Run
+from laconic.engines.loop import Loop
 from laconic.engines.replica import Programs, fingerprint
-from laconic.engines.simulated import SimulatedEngine
+from laconic.engines.base import SimulatedEngine
 from laconic.engines.wire import Seal, new_frame
 from laconic.method import Method, Setting, local_method
 from laconic.outer import OUTER
@@ -39,8 +39,8 @@ def method(outer: str = "slowmo", local=SGD, spec: str = "dense") -> Method:
     return local_method("test", local, OUTER[outer].make(), parse_compressor(spec))
 
 
-def run(made: Method, rounds: int, task=TASK, **more) -> Run:
-    return Run(task, made, Setting(K, H, B, rounds, (0,)), SimulatedEngine(K), SEAL, **more)
+def run(made: Method, rounds: int, task=TASK, **more) -> Loop:
+    return Loop(task, made, Setting(K, H, B, rounds, (0,)), SimulatedEngine(K), SEAL, **more)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_message_is_seen_as_it_was_sent(spec, stateful):
     programs.layout.write(body, (message.delta, message.extra))
     delta = made.compressor.decode(message.delta, replica.shared.params)
     squares = [np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(delta)]
-    seen = programs.look(SEAL.fold_key, body)
+    seen = programs.measure(SEAL.fold_key, body)
     np.testing.assert_allclose(seen.norm, np.sqrt(sum(squares)), rtol=1e-5)
     assert bool(seen.finite)
     floats = [leaf for leaf in programs.layout.leaves if leaf.dtype == np.float32]
     body[floats[-1].start : floats[-1].stop].view(np.float32)[...] = np.inf
-    assert not programs.look(SEAL.fold_key, body).finite
+    assert not programs.measure(SEAL.fold_key, body).finite
 
 
 def test_streamed_batches_reach_their_workers():
@@ -226,7 +226,7 @@ def test_a_round_in_which_nobody_counts_moves_only_the_counter():
     replica, _ = programs.start()
     nobody = np.full(K, CODE["absent"], np.int32)
     body = np.full(programs.layout.size // 4, np.nan, np.float32).view(np.uint8)
-    poison = programs.look(SEAL.fold_key, body)
+    poison = programs.measure(SEAL.fold_key, body)
     for codes, seen in ((nobody, [programs.absent] * K), (np.zeros(K, np.int32), [poison] * K)):
         weights = np.ones(K, np.float32)
         after = programs.outer(
@@ -271,4 +271,4 @@ def test_the_mean_over_workers():
 
 def test_an_engine_of_another_size_is_refused(raises_clearly):
     with raises_clearly("4 workers", "K = 5"):
-        Run(TASK, method(), Setting(5, H, B, 2, (0,)), SimulatedEngine(4), SEAL)
+        Loop(TASK, method(), Setting(5, H, B, 2, (0,)), SimulatedEngine(4), SEAL)

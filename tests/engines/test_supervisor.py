@@ -9,7 +9,7 @@ import time
 import pytest
 
 from laconic.engines import supervisor
-from laconic.engines.children import cause
+from laconic.engines.supervisor import cause
 from laconic.engines.supervisor import Supervisor
 from laconic.errors import LaconicError
 from tests.engines.cluster import ROOT
@@ -93,8 +93,8 @@ sys.exit(7 if len(lives.read_text()) == 2 else 0)
     assert (tmp_path / "lives").read_text() == "xxx"
     assert group.members["w"].done
     assert told == [
-        ("w", "was killed by SIGKILL; starting it again in 0.01 s (restart 1 of 2)"),
-        ("w", "ended with status 7; starting it again in 0.02 s (restart 2 of 2)"),
+        ("w", "was killed by SIGKILL; restarting it in 0.01 s (restart 1 of 2)"),
+        ("w", "ended with status 7; restarting it in 0.02 s (restart 2 of 2)"),
     ]
 
 
@@ -104,7 +104,7 @@ def test_pauses_grow_and_end_somewhere(quick, monkeypatch):
     group, _ = supervise({}, {"w": python("exit(1)")}, 4, told)
     with pytest.raises(LaconicError), group:
         run_out(group)
-    assert [text.split()[8] for _, text in told] == ["0.01", "0.02", "0.03", "0.03"]
+    assert [text.split()[7] for _, text in told] == ["0.01", "0.02", "0.03", "0.03"]
 
 
 def test_who_dies_too_often_ends_the_group_with_one_error(quick, raises_clearly):
@@ -114,7 +114,7 @@ def test_who_dies_too_often_ends_the_group_with_one_error(quick, raises_clearly)
         "file=sys.stderr); sys.exit(1)"
     )
     said = (
-        "bad died 3 times, and at last ended with status 1; its last words: error: no data. Get "
+        "bad died 3 times; the last time it ended with status 1 and wrote: error: no data. Get "
         "some."
     )
     group, lines = supervise({}, {"good": python(TERMS), "bad": python(bad)}, 2)
@@ -132,7 +132,7 @@ def test_who_dies_too_often_ends_the_group_with_one_error(quick, raises_clearly)
 def test_one_who_says_nothing_is_quoted_as_such(raises_clearly):
     group, _ = supervise({}, {"w": python("import os; os.kill(os.getpid(), 11)")})
     with (
-        raises_clearly("w died, and at last was killed by SIGSEGV; its last words: nothing."),
+        raises_clearly("w died; the last time it was killed by SIGSEGV and wrote: nothing."),
         group,
     ):
         run_out(group)
@@ -195,7 +195,7 @@ import os, sys
 from laconic.engines.supervisor import Supervisor
 child = '''
 import signal, sys, time
-from laconic.engines.lifeline import end_with_stdin
+from laconic.engines.supervisor import end_with_stdin
 if sys.argv[1] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 end_with_stdin(grace=0.5)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.compress import Quantised
-from laconic.engines.body import fold, unpack
+from laconic.engines.wire import fold, unpack
 from laconic.engines.wire import (
     BLOCK,
     FIELDS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from laconic.engines.place import Place, first_host, place_of
+from laconic.engines.address import ProcessRank, first_host, rank_from
 
 TORCHRUN = {
     "RANK": "2",
@@ -25,45 +25,45 @@ def without(environment, name):
 
 
 def test_an_environment_that_says_nothing_gives_no_place():
-    assert place_of({"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "RANK": ""}) is None
+    assert rank_from({"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "RANK": ""}) is None
 
 
 def test_torchrun():
-    assert place_of(TORCHRUN) == Place(2, 4, "10.0.0.1", 29501, "torchrun")
+    assert rank_from(TORCHRUN) == ProcessRank(2, 4, "10.0.0.1", 29501, "torchrun")
 
 
 def test_slurm_and_the_step_inside_a_job():
-    assert place_of(SLURM) == Place(3, 8, "n01", 15000 + 123456 % 15000, "SLURM")
-    assert place_of(SLURM | STEP) == Place(3, 4, "n03", 18456, "SLURM")
+    assert rank_from(SLURM) == ProcessRank(3, 8, "n01", 15000 + 123456 % 15000, "SLURM")
+    assert rank_from(SLURM | STEP) == ProcessRank(3, 4, "n03", 18456, "SLURM")
 
 
 def test_slurm_falls_back_to_the_launching_node_and_gives_way_to_a_master():
     ip = without(SLURM, "SLURM_JOB_NODELIST") | {"SLURM_LAUNCH_NODE_IPADDR": "192.168.7.1"}
-    assert place_of(ip) == Place(3, 8, "192.168.7.1", 18456, "SLURM")
-    assert place_of(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "4321"}) == Place(
+    assert rank_from(ip) == ProcessRank(3, 8, "192.168.7.1", 18456, "SLURM")
+    assert rank_from(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "4321"}) == ProcessRank(
         3, 8, "head", 4321, "SLURM"
     )
     few = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "MASTER_ADDR": "head", "MASTER_PORT": "4321"}
-    assert place_of(few) == Place(0, 2, "head", 4321, "SLURM")
+    assert rank_from(few) == ProcessRank(0, 2, "head", 4321, "SLURM")
 
 
 def test_torchrun_inside_slurm_counts_and_mere_ranks_must_agree(raises_clearly):
-    assert place_of(SLURM | TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}) == place_of(TORCHRUN)
+    assert rank_from(SLURM | TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}) == rank_from(TORCHRUN)
     agreeing = SLURM | TORCHRUN | {"RANK": "3", "WORLD_SIZE": "8"}
-    assert place_of(agreeing) == Place(3, 8, "10.0.0.1", 29501, "torchrun")
+    assert rank_from(agreeing) == ProcessRank(3, 8, "10.0.0.1", 29501, "torchrun")
     with raises_clearly("worker 3 of 8", "2 of 4", "unset", "--join"):
-        place_of(SLURM | TORCHRUN)
+        rank_from(SLURM | TORCHRUN)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_half_of_torchruns_variables_are_an_error(name, raises_clearly):
     with raises_clearly(f"but not {name}", "torchrun", "--join and --worker"):
-        place_of(without(TORCHRUN, name))
+        rank_from(without(TORCHRUN, name))
 
 
 def test_a_master_alone_is_an_error(raises_clearly):
     with raises_clearly("MASTER_ADDR, MASTER_PORT but not RANK, WORLD_SIZE"):
-        place_of({"MASTER_ADDR": "head", "MASTER_PORT": "4321"})
+        rank_from({"MASTER_ADDR": "head", "MASTER_PORT": "4321"})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_master_alone_is_an_error(raises_clearly):
 )
 def test_half_of_slurms_variables_are_an_error(name, raises_clearly):
     with raises_clearly(f"but not {name}", "srun"):
-        place_of(without(SLURM, name))
+        rank_from(without(SLURM, name))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_half_of_slurms_variables_are_an_error(name, raises_clearly):
 )
 def test_numbers_that_cannot_be_are_errors(change, parts, raises_clearly):
     with raises_clearly(*parts):
-        place_of(TORCHRUN | change)
+        rank_from(TORCHRUN | change)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""The workers of this process: their states, their data, and their signed messages of the current
+round."""
+
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from laconic.data.feed import Streamed
+from laconic.engines.base import Digest, Quorum
+from laconic.engines.replica import Measured, Programs, Replica
+from laconic.engines.wire import EMPTY, HEADER, Header, Seal, fill_frame, new_frame, sign_frame
+from laconic.errors import LaconicError
+from laconic.round import ClientState
+
+
+@dataclass
+class Seconds:
+    """Where a round's time went; `quorum` is waiting for the others, `store` writing to disk."""
+
+    compute: float = 0.0
+    quorum: float = 0.0
+    gather: float = 0.0
+    check: float = 0.0
+    outer: float = 0.0
+    store: float = 0.0
+
+    @contextmanager
+    def spent(self, name: str) -> Iterator[None]:
+        """Add the seconds of a block to one of the fields."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+
+
+class Signed(NamedTuple):
+    """A signed message, and its body on the device, measured when it was signed."""
+
+    frame: np.ndarray
+    measured: Measured
+
+
+class LocalWorkers:
+    """The workers `mine`; `clients` are their states (leaves [mine, …]), `round` that of their
+    messages."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        seal: Seal,
+        mine: tuple[int, ...],
+        clients: ClientState,
+        threads: ThreadPoolExecutor,
+    ):
+        self.clients = clients
+        self.round = -1
+        self._programs = programs
+        self._seal = seal
+        self._mine = mine
+        self._threads = threads
+        self._signed: dict[int, Future[Signed]] = {}
+        self._next: ClientState | None = None
+        # Two frames a worker, in turn: the last round's may still be on its way when the next is
+        # written, and allocating memory in every round takes longer than filling it.
+        size = programs.layout.frame
+        self._rooms = {worker: [new_frame(size), new_frame(size)] for worker in mine}
+        self._stream = _Stream(programs, np.asarray(mine))
+
+    def compute(self, replica: Replica, origin: Digest, seconds: Seconds) -> None:
+        """Local steps and signed messages, once for each state; a retry finds them done."""
+        now = int(replica.round)
+        if self._signed and self.round == now:
+            return
+        with seconds.spent("compute"):
+            batches = self._stream.batches(now)
+            message, self._next, losses = self._programs.local(replica, self.clients, batches)
+            message, losses = jax.device_get((message, losses))
+        with seconds.spent("check"):
+            for i, worker in enumerate(self._mine):
+                tree = jax.tree.map(lambda x, i=i: x[i], (message.delta, message.extra))
+                weight, loss = float(message.weight[i]), float(losses[i].mean())
+                header = self._header(0, worker, now, origin, weight, loss)
+                room = self._rooms[worker][now % 2]
+                frame = fill_frame(self._programs.layout, header, tree, room)
+                # signed while the quorum is awaited
+                self._signed[worker] = self._threads.submit(self._sign, frame)
+        self.round = now
+
+    def _sign(self, frame: np.ndarray) -> Signed:
+        measured = self._programs.measure(self._seal.fold_key, frame[HEADER:])
+        return Signed(sign_frame(self._seal, frame, np.asarray(measured.folded)), measured)
+
+    def signed(self) -> dict[int, Signed]:
+        """The messages."""
+        return {worker: future.result() for worker, future in self._signed.items()}
+
+    def _header(
+        self, flags: int, worker: int, now: int, origin: Digest, weight: float, loss: float
+    ) -> Header:
+        layout = self._programs.layout
+        size = 0 if flags & EMPTY else layout.size
+        run, structure = self._seal.run, layout.structure
+        return Header(flags, run, structure, origin, now, worker, weight, loss, size)
+
+    def nothing(self, quorum: Quorum) -> dict[int, Signed]:
+        """Messages that add nothing, of workers that are only catching up."""
+        found = {}
+        for worker in self._mine:
+            header = self._header(EMPTY, worker, quorum.round, quorum.digest, 0.0, 0.0)
+            found[worker] = self._sign(fill_frame(self._programs.layout, header))
+        return found
+
+    def settle(self, replica: Replica) -> None:
+        """After the round: keep a worker's new state only if its message counted."""
+        if self._next is not None and int(replica.round) > self.round:
+            delivered = np.asarray(replica.accepted_K)[list(self._mine)] == self.round
+            pick = lambda n, o: jnp.where(delivered.reshape(-1, *[1] * (n.ndim - 1)), n, o)
+            if delivered.all():
+                self.clients = self._next
+            else:
+                self.clients = jax.tree.map(pick, self._next, self.clients)
+        self._next = None  # what was not settled belongs to a state that nobody follows
+        self._signed = {}
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._stream.close()
+
+
+class _Stream:
+    """A stream's batches for this process's workers; None for data drawn on the device."""
+
+    def __init__(self, programs: Programs, mine: np.ndarray):
+        self._programs = programs
+        self._mine = mine
+        self._source: Generator[Any, None, None] | None = None
+        self._next = -1
+
+    def batches(self, now: int) -> Any:
+        feed = self._programs.task.feed
+        if not isinstance(feed, Streamed):
+            return None
+        if self._source is None or now != self._next:  # at the start, or a state was taken over
+            self.close()
+            self._source = feed.rounds(self._programs.K, self._programs.H, skip=now)
+        self._next = now + 1
+        batches = next(self._source, None)
+        if batches is None:
+            raise LaconicError(
+                f"the stream ended before round {now + 1}. Ask for fewer rounds or let it repeat."
+            )
+        return jax.tree.map(lambda x: x[self._mine], batches)
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
