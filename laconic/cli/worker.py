@@ -18,10 +18,17 @@ import tyro
 from laconic.cli.console import StopFlag, err, say
 from laconic.cli.token import need_token
 from laconic.cli.train import notes_of, print_outcome, shared_config
-from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
-from laconic.engines.supervisor import end_with_stdin
-from laconic.engines.address import ProcessRank, rank_from
+from laconic.engines.address import (
+    ProcessRank,
+    free_port,
+    is_loopback,
+    rank_from,
+    reached_at,
+    split_address,
+    with_port,
+)
 from laconic.engines.registry import Seat, Waits, engine_entry
+from laconic.engines.supervisor import end_with_stdin
 from laconic.errors import LaconicError
 from laconic.runs.compare import Interrupted
 from laconic.runs.train import work

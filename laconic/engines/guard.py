@@ -1,4 +1,4 @@
-"""Whether a message may count. A bad one excludes its sender for the round and is never averaged in.
+"""Whether a message may count. A bad one excludes its sender from the round.
 
 Its bytes are checked on the host (`admit`): size, version, signature, run, sender, round,
 structure, and the state it started from. Its numbers are checked on the device (`measure`,

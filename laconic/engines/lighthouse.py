@@ -134,9 +134,7 @@ class LighthouseLink:
     def _ask(self, step: int, card: str, timeout: float, answers: "queue.SimpleQueue[Any]") -> None:
         limit, about = timedelta(seconds=timeout), {"step": step, "data": {"card": card}}
         try:
-            answers.put(
-                self._client.quorum(self._name, limit, store_address=self._store, **about)
-            )
+            answers.put(self._client.quorum(self._name, limit, store_address=self._store, **about))
         except Exception as error:  # raised by the thread that waits
             answers.put(error)
 

@@ -88,9 +88,7 @@ class Verdicts(NamedTuple):
         return float(np.mean(list(self.losses.values()))) if self.losses else float("nan")
 
 
-def _verdicts(
-    judged: Judged, measured: list[Measured], admitted: list[guard.Admitted]
-) -> Verdicts:
+def _verdicts(judged: Judged, measured: list[Measured], admitted: list[guard.Admitted]) -> Verdicts:
     codes = np.asarray(judged.codes_K).tolist()
     good = {k: a.header for k, a in enumerate(admitted) if codes[k] == guard.CODE["ok"]}
     return Verdicts(

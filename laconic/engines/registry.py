@@ -19,7 +19,7 @@ class Waits:
     """Seconds to wait before giving up."""
 
     timeout: float = 30.0
-    """Seconds for all messages of a round to arrive; fetching a peer's state may take twice as long."""
+    """Seconds for all messages of a round to arrive; twice as many for a peer's state."""
     silence: float = 5.0
     """Seconds without a sign of life after which a worker counts as dead."""
     patience: float = 300.0
@@ -71,9 +71,7 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
         heartbeat=min(Timeouts.heartbeat, waits.silence / 5),
     )
     where = {"bind": seat.bind, "host": seat.host}
-    return TorchFTEngine(
-        seat.worker, seat.workers, seat.address, seal, timeouts=timeouts, **where
-    )
+    return TorchFTEngine(seat.worker, seat.workers, seat.address, seal, timeouts=timeouts, **where)
 
 
 def _jax_distributed(seat: Seat, seal: Seal) -> Engine:

@@ -130,7 +130,11 @@ class Programs:
         return Measured(words, *self._measured(key, words))
 
     def judge(
-        self, replica: Replica, found: Sequence[Measured], weights_K: np.ndarray, codes_K: np.ndarray
+        self,
+        replica: Replica,
+        found: Sequence[Measured],
+        weights_K: np.ndarray,
+        codes_K: np.ndarray,
     ) -> Judged:
         """The guard's verdicts on K messages, `absent` where there is none."""
         norms, finite = [one.norm for one in found], [one.finite for one in found]

@@ -152,7 +152,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class TorchFTEngine:
-    """One worker of K, joined to the others through the Lighthouse at `lighthouse` ("host:port")."""
+    """One worker of K, which meets the others at the Lighthouse at `lighthouse` ("host:port")."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class TorchFTEngine:
         self._awaits_until = time.monotonic() + seconds
 
     def _still_awaited(self) -> tuple[int, ...]:
-        """All of them for a while; then those who answer, so are only slow to find the Lighthouse."""
+        """All of them for a while; then those that answer and only have not found the Lighthouse."""
         if self._awaits and time.monotonic() >= self._awaits_until:
             cards = () if self._plan is None else self._plan.cards
             seconds = self._timeouts.grace
@@ -292,7 +292,7 @@ class TorchFTEngine:
         return ok
 
     def heal(self, quorum: Quorum) -> Frame:
-        """Fetch the state from a source; workers spread over them, and try the next if one fails."""
+        """Fetch the state from a source, each worker from another; if it fails, from the next."""
         cards = () if self._plan is None else self._plan.cards
         addresses = {card.worker: card.state for card in cards}
         start, reasons = self.worker % len(quorum.sources), []

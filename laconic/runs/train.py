@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from laconic.engines.base import Engine
-from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Loop, checkpoint_path
-from laconic.engines.loop import Report, row_of
-from laconic.engines.base import SimulatedEngine
+from laconic.engines.base import Engine, SimulatedEngine
+from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError
-from laconic.runs.compare import RECORDS, Interrupted
-from laconic.runs.heldout import final_metrics
-from laconic.runs import train_folder
-from laconic.runs.folder import check_task, new_folder, note_changes
 from laconic.recipes.trainings import TrainConfig, from_json, parts_of, run_name, train_command
+from laconic.runs import train_folder
+from laconic.runs.compare import RECORDS, Interrupted
+from laconic.runs.folder import check_task, new_folder, note_changes
+from laconic.runs.heldout import final_metrics
 from laconic.runs.train_folder import Log
 from laconic.store import atomic, checkpoint
 from laconic.tasks.base import Task

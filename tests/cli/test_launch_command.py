@@ -11,8 +11,8 @@ from rich.console import Console
 from laconic.cli import launch
 from laconic.cli.launch import LaunchConfig
 from laconic.cli.launch_table import LaunchDisplay
-from laconic.engines.supervisor import Line
 from laconic.engines.registry import ENGINES
+from laconic.engines.supervisor import Line
 from tests.cli.commands import assert_one_error, laconic
 from tests.show.trainings import a_row
 

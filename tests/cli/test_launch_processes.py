@@ -307,8 +307,7 @@ def test_restarts_are_bounded_and_the_end_is_one_clear_error(tmp_path):
     assert "worker 1 | ended with status 1; restarting it in 0.5 s (restart 1 of 1)" in err
     (line,) = [line for line in err.splitlines() if line.startswith("error:")]
     told = (
-        "worker 1 died 2 times; the last time it ended with status 1 and wrote: error: out of "
-        "luck."
+        "worker 1 died 2 times; the last time it ended with status 1 and wrote: error: out of luck."
     )
     assert line.startswith(f"error: {told}")
     pids = [int(path.name.partition("-")[2]) for path in tmp_path.glob("started-*")]

@@ -6,8 +6,8 @@ import jax
 
 from laconic.client import LocalOptimizer
 from laconic.compress import parse_compressor
-from laconic.engines.replica import Programs
 from laconic.engines.loop import Report, row_of
+from laconic.engines.replica import Programs
 from laconic.method import Method, local_method
 from laconic.outer import OUTER
 

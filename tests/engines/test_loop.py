@@ -18,11 +18,10 @@ import pytest
 
 from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
-from laconic.engines.base import mean
+from laconic.engines.base import SimulatedEngine, mean
 from laconic.engines.guard import CODE
 from laconic.engines.loop import Loop
 from laconic.engines.replica import Programs, fingerprint
-from laconic.engines.base import SimulatedEngine
 from laconic.engines.wire import Seal, new_frame
 from laconic.method import Method, Setting, local_method
 from laconic.outer import OUTER

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from laconic.engines import supervisor
-from laconic.engines.supervisor import cause
-from laconic.engines.supervisor import Supervisor
+from laconic.engines.supervisor import Supervisor, cause
 from laconic.errors import LaconicError
 from tests.engines.cluster import ROOT
 from tests.engines.processes import alive, wait_until

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic.compress import Quantised
-from laconic.engines.wire import fold, unpack
 from laconic.engines.wire import (
     BLOCK,
     FIELDS,
@@ -21,9 +20,11 @@ from laconic.engines.wire import (
     Layout,
     Seal,
     fill_frame,
+    fold,
     new_frame,
     open_frame,
     sign_frame,
+    unpack,
 )
 from tests.engines.poison import fold_by_hand
 
