@@ -4,81 +4,31 @@ megabytes.
 Legend: S seeds, T rounds, E looks at the test set.
 """
 
-import math
+# ruff: noqa: F401
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from laconic.show import metrics
+from laconic.show.curves import (
+    COLOURS,
+    DASHES,
+    GRID,
+    INK,
+    MARKERS,
+    Curve,
+    Panel,
+    Record,
+    Style,
+    drawable,
+    of_kind,
+    round_values,
+    themed,
+)
 from laconic.show.timing import Traffic, parse_link, round_seconds
 
-Record = dict[str, Any]
 
-# Okabe and Ito's colours, the strong ones first; their yellow is left out (invisible on white) and
-# black is kept for the reference. Dashes and markers tell the same lines apart in greyscale: 24
-# pairs.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-DASHES = ((), (5, 1.6), (5, 1.6, 1.2, 1.6), (1.8, 1.4), (9, 2.4), (5, 1.6, 1.2, 1.6, 1.2, 1.6))
-MARKERS = ("", "o", "s", "^")
-INK, GRID = "#1b1e23", "#dfe2e7"
 LONGEST = 44  # characters of a label in a legend
-# in a page these four follow its light or dark theme
-THEMED = {
-    INK: "currentColor",
-    GRID: "var(--line)",
-    COLOURS[0]: "var(--blue)",
-    COLOURS[5]: "var(--sky)",
-}
-
-
-@dataclass(frozen=True)
-class Style:
-    """How one method looks in every figure; no marker is ""."""
-
-    colour: str
-    dashes: tuple[float, ...]
-    marker: str
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One method in one panel: y and its standard error at x, NaN where there is nothing to draw."""
-
-    label: str
-    style: Style
-    x: np.ndarray
-    y: np.ndarray
-    error: np.ndarray
-    diverged: bool
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One axes: what it shows in words, its labels and scales, and a curve for each method that has
-    one."""
-
-    name: str
-    title: str
-    x_label: str
-    y_label: str
-    curves: tuple[Curve, ...]
-    log_x: bool = False
-    log_y: bool = True
-    target: float | None = None
-
-
-def themed(text: str) -> str:
-    """Markup in fixed colours → in the page's."""
-    for fixed, variable in THEMED.items():
-        text = text.replace(fixed, variable)
-    return text
-
-
-def of_kind(records: Sequence[Record], kind: str) -> list[Record]:
-    """The records of one kind, in order."""
-    return [record for record in records if record.get("kind") == kind]
 
 
 def styles(records: Sequence[Record]) -> list[Style]:
@@ -104,11 +54,6 @@ def legend_label(method: Record) -> str:
     return label + (
         f" (diverged: {bad} of {seeds} seeds)" if 0 < bad < seeds else " (diverged)" if bad else ""
     )
-
-
-def drawable(label: str) -> str:
-    """The label without control characters, which neither XML nor a font can hold."""
-    return "".join(character if character.isprintable() else " " for character in label)
 
 
 def panels(records: Sequence[Record]) -> list[Panel]:
@@ -227,24 +172,3 @@ def seconds_per_round(records: Sequence[Record]) -> list[float | None]:
         else round_seconds(link, Traffic(**m["traffic"]), m["local_steps"], m["step_seconds"])
         for m in of_kind(records, "method")
     ]
-
-
-def round_values(low: float, high: float, most: int) -> list[float]:
-    """Up to `most` round numbers in [low, high], both positive, ascending: the finest pattern that
-    fits."""
-    fine = [np.arange(100, 1000, step) / 100 for step in (1, 2, 5, 10, 20, 50, 100)]
-    patterns = [(mantissas, 1) for mantissas in [*fine, (1, 2, 3, 5, 7), (1, 2, 5), (1, 3)]]
-    patterns += [((1,), every) for every in range(1, 700)]
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    values: list[float] = []
-    for mantissas, every in patterns:
-        candidates = (
-            float(f"{m:.3g}e{decade}")
-            for decade in decades
-            if decade % every == 0
-            for m in mantissas
-        )
-        values = [value for value in candidates if low <= value <= high]
-        if len(values) <= most:
-            break
-    return values

@@ -1,45 +1,21 @@
 """A comparison's outcome for people: the one home of how numbers are written, the table of methods,
 and the verdict."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from laconic.show.panels import Record, of_kind
-
-MISSING = "–"
-UNITS = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
+from laconic.show.curves import Record, of_kind
+from laconic.show.table import (  # noqa: F401
+    MISSING,
+    UNITS,
+    count,
+    duration,
+    number,
+    percent,
+    with_error,
+)
 
 Row = dict[str, Any]
-
-
-# --- numbers --------------------------------------------------------------------------------------
-
-
-def number(value: float | None) -> str:
-    """Three significant digits; whole numbers with separators from 1,000."""
-    if value is None:
-        return MISSING
-    if value == 0:
-        return "0"
-    if 999.5 <= abs(value) < 1e6:
-        return f"{value:,.0f}"
-    return f"{value:#.3g}".replace(".e", "e").rstrip(".")
-
-
-def with_error(value: float | None, error: float | None, unit: str = "") -> str:
-    """The value ± its error in the same decimals; no error is shown where there is none (a single
-    seed)."""
-    text = number(value)
-    if value is None or not error:
-        return text + (unit if value is not None else "")
-    shown = f"{error:.{len(text.partition('.')[2])}f}" if "e" not in text else f"{error:.1e}"
-    return f"{text}{unit} ± {shown if float(shown) else f'{error:.1g}'}"
-
-
-def count(value: int | None) -> str:
-    """A whole number."""
-    return MISSING if value is None else f"{value:,}"
 
 
 def workers_of(config: Record) -> str:
@@ -48,26 +24,6 @@ def workers_of(config: Record) -> str:
     return f"{config['workers']} workers" + (
         f", {missing} missing from each round" if missing else ""
     )
-
-
-def percent(value: float | None) -> str:
-    """A fraction as a percentage."""
-    return MISSING if value is None else f"{100 * value:.1f} %"
-
-
-def duration(seconds: float | None) -> str:
-    """A time for people: 320 ms, 3.2 s, 4 min, 1.5 h, 2.4 d."""
-    if seconds is None:
-        return MISSING
-    if seconds == 0:
-        return "0 s"
-    for (unit, size), (_, following) in itertools.pairwise(UNITS):
-        text = f"{seconds / size:.2g}" if seconds < 9.95 * size else f"{seconds / size:.0f}"
-        if float(text) * size < following:
-            return f"{text} {unit}"
-        seconds = max(seconds, following)  # 59.7 s is neither "60 s" nor "0.99 min"
-    unit, size = UNITS[-1]
-    return f"{seconds / size:,.1f} {unit}"
 
 
 # --- the table ------------------------------------------------------------------------------------

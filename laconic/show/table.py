@@ -1,0 +1,151 @@
+"""Tables and numbers for people.
+
+- `number`, `with_error`, `signed`, `count`, `percent`, `duration`: a value as text.
+- `Table`: formatted cells under headers. `markdown()` gives its text, `terminal()` a rich table,
+  `groups()` one table for each value of the first column; `show.page.table` makes it HTML.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from laconic.show.curves import Style
+
+if TYPE_CHECKING:
+    import rich.table
+
+MISSING = "–"
+UNITS = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; whole numbers with separators from 1,000."""
+    if value is None:
+        return MISSING
+    if value == 0:
+        return "0"
+    if 999.5 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".replace(".e", "e").rstrip(".")
+
+
+def with_error(value: float | None, error: float | None, unit: str = "") -> str:
+    """The value ± its error in the same decimals; the value alone without an error."""
+    text = number(value)
+    if value is None:
+        return text
+    if not error:
+        return text + unit
+    shown = f"{error:.1e}" if "e" in text else f"{error:.{len(text.partition('.')[2])}f}"
+    return f"{text}{unit} ± {shown if float(shown) else f'{error:.1g}'}"
+
+
+def signed(value: float | None) -> str:
+    """A difference, with its sign."""
+    if value is None:
+        return MISSING
+    sign = "±" if value == 0 else "+" if value > 0 else "−"
+    return f"{sign}{number(abs(value))}"
+
+
+def count(value: int | None) -> str:
+    """A whole number."""
+    return MISSING if value is None else f"{value:,}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage."""
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """A time for people: 320 ms, 3.2 s, 4 min, 1.5 h, 2.4 d."""
+    if seconds is None:
+        return MISSING
+    if seconds == 0:
+        return "0 s"
+    for (unit, size), (_, following) in itertools.pairwise(UNITS):
+        text = f"{seconds / size:.2g}" if seconds < 9.95 * size else f"{seconds / size:.0f}"
+        if float(text) * size < following:
+            return f"{text} {unit}"
+        seconds = max(seconds, following)  # 59.7 s is neither "60 s" nor "0.99 min"
+    unit, size = UNITS[-1]
+    return f"{seconds / size:,.1f} {unit}"
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Formatted cells under headers; the first cell of a row names it.
+
+    `best` holds the (row, column) places in bold. The first `left` columns are words, flush left;
+    the others are numbers. `code`: names are code. `grouped`: the first column repeats, and a page
+    shows one table for each of its values. `styles`: a sample of each row's line, on a page.
+
+    Example: `Table("Losses", ["method", "loss"], [["local-sgd", "0.224"]]).markdown()`.
+    """
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    best: frozenset[tuple[int, int]] = frozenset()
+    left: int = 1
+    code: bool = False
+    grouped: bool = False
+    styles: Sequence[Style] = ()
+
+    def markdown(self, aligned: bool = True) -> str:
+        """A Markdown table, best cells in bold, numbers flush right if `aligned`."""
+        rules = [
+            "---" if i < self.left or not aligned else "---:" for i in range(len(self.headers))
+        ]
+        lines = [[markdown_text(name) for name in self.headers], rules]
+        for i, row in enumerate(self.rows):
+            cells = [markdown_text(cell) for cell in row]
+            if self.code:
+                name = " ".join(row[0].split()).replace("`", "'").replace("|", "\\|")
+                cells[0] = f"`{name}`"
+            lines.append([f"**{c}**" if (i, j) in self.best else c for j, c in enumerate(cells)])
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def terminal(self) -> "rich.table.Table":
+        """The table for rich's `Console.print`; only columns of words may be broken."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        look = {"title_justify": "left", "title_style": "bold", "box": SIMPLE_HEAD}
+        made = RichTable(title=Text(self.title) if self.title else None, pad_edge=False, **look)
+        for i, name in enumerate(self.headers):
+            words = i < self.left
+            justify = "left" if words else "right"
+            made.add_column(Text(name), justify=justify, overflow="fold", no_wrap=not words)
+        for row in self.rows:
+            made.add_row(*map(Text, row))
+        return made
+
+    def groups(self) -> list["Table"]:
+        """One table for each value of the first column, its title; itself if not grouped."""
+        if not self.grouped:
+            return [self]
+        found = []
+        for name in dict.fromkeys(row[0] for row in self.rows):
+            own = [i for i, row in enumerate(self.rows) if row[0] == name]
+            rows = [self.rows[i][1:] for i in own]
+            best = frozenset((own.index(i), j - 1) for i, j in self.best if i in own)
+            one = replace(self, title=name, headers=self.headers[1:], rows=rows, best=best)
+            styles = [self.styles[i] for i in own] if self.styles else ()
+            found.append(replace(one, styles=styles, left=max(self.left - 1, 1), grouped=False))
+        return found
+
+
+def markdown_text(text: str) -> str:
+    """One line in which nothing is markup or ends a cell."""
+    line = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+    return line.replace("<", "&lt;").replace("*", "\\*")
