@@ -13,6 +13,7 @@ from laconic.reproduce.experiment import Experiment
 from laconic.runs.compare import CHECKPOINT, RECORDS
 from laconic.runs.folder import check_records
 from laconic.runs.meta_config import MetaConfig
+from laconic.store.archive import records_file
 from laconic.store.runlog import RunLog, plain, provenance, read
 
 Record = dict[str, Any]
@@ -21,7 +22,7 @@ Config = CompareConfig | MetaConfig | SweepConfig | OverheadConfig
 
 def read_header(folder: Path) -> Record | None:
     """The "run" record that an experiment's folder begins with; None if there is no whole record."""
-    records = read(folder / RECORDS) if (folder / RECORDS).is_file() else []
+    records = read(folder / RECORDS) if records_file(folder / RECORDS) else []
     if not records:
         return None
     first, wanted = records[0], {"name": str, "scale": str, "provenance": dict}
@@ -39,7 +40,7 @@ def begin(experiment: Experiment, scale: str, folder: Path) -> None:
     try:
         header = read_header(folder)
         others = (
-            [path.name for path in folder.iterdir() if path.name != RECORDS]
+            [path.name for path in folder.iterdir() if path.name not in (RECORDS, f"{RECORDS}.xz")]
             if folder.exists()
             else []
         )
@@ -185,7 +186,7 @@ def bare(value: Any) -> Any:
 
 
 def _records(folder: Path) -> list[Record]:
-    records = read(folder / RECORDS) if (folder / RECORDS).is_file() else []
+    records = read(folder / RECORDS) if records_file(folder / RECORDS) else []
     check_records(folder / RECORDS, records)
     return records
 

@@ -8,6 +8,7 @@ from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.folder import decided_by_data, with_defaults
 from laconic.runs.compare import RECORDS
 from laconic.runs.meta_config import MetaConfig, described
+from laconic.store.archive import record_files
 from laconic.store.runlog import plain, read
 from laconic.zoo import cards
 
@@ -51,7 +52,7 @@ def matches(name: str, config: MetaConfig) -> bool:
 
 def find_sweep(config: SweepConfig, root: Path = SWEEPS_FOLDER) -> list[dict[str, Any]] | None:
     """The records of a finished sweep below `root` with the same setting, if there is one."""
-    for path in sorted(root.glob(f"*/{RECORDS}")):
+    for path in record_files(root):
         try:
             records = read(path)
         except LaconicError:  # somebody else's file is no reason to fail

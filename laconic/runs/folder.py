@@ -10,6 +10,7 @@ import jax
 
 from laconic.errors import LaconicError
 from laconic.runs.compare import CHECKPOINT, RECORDS
+from laconic.store.archive import records_file
 from laconic.store.runlog import DECISIVE, provenance, read
 from laconic.tasks.base import Task, count_parameters
 
@@ -28,7 +29,9 @@ def new_folder(out: Path | None, name: str) -> Path:
     folder = out or Path("runs") / f"{spelled(name)}-{stamp}"
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-        hint = f" or go on with --resume {folder}" if taken and (folder / RECORDS).exists() else ""
+        hint = (
+            f" or go on with --resume {folder}" if taken and records_file(folder / RECORDS) else ""
+        )
         if taken:
             raise LaconicError(
                 f"{folder} is already there and not empty; nothing is overwritten. Choose another "
@@ -66,7 +69,7 @@ def read_run(folder: Path, what: str = "run") -> list[dict[str, Any]]:
     of."""
     path = folder / RECORDS
     try:
-        found = path.is_file()
+        found = records_file(path) is not None
     except OSError as error:
         raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
     if not found:

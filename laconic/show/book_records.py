@@ -17,6 +17,7 @@ from laconic.runs.compare import RECORDS
 from laconic.show.origin import commits, devices, origins, started
 from laconic.show.panels import Record, of_kind
 from laconic.show.summary import MISSING, duration
+from laconic.store.archive import record_files
 from laconic.store.runlog import read
 
 KINDS = {
@@ -146,7 +147,7 @@ def _files(root: Path) -> Iterator[Path]:
     """Files of records, and of benchmarks; below a folder with records nothing is looked for."""
     for folder, below, files in os.walk(root):
         below.sort()
-        if RECORDS in files:
+        if {RECORDS, f"{RECORDS}.xz"} & set(files):
             below.clear()
             yield Path(folder) / RECORDS
         elif Path(folder).name == "benchmarks":
@@ -216,7 +217,7 @@ def _seconds(kind: str, records: Sequence[Record]) -> float:
 def _seconds_inside(folder: Path) -> float | None:
     """The time of the finished runs inside an experiment; None where none is kept beside its
     records."""
-    inside = [read(path) for path in sorted(folder.glob(f"*/*/{RECORDS}"))]
+    inside = [read(path) for path in record_files(folder) if path.parent != folder]
     # what of it is still under way is no part of its outcome yet, nor a reason to hide what is done
     done = [(kind, records) for records in inside if (kind := _finished_kind(records)) is not None]
     return sum(_seconds(kind, records) for kind, records in done) if done else None

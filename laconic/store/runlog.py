@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.store import atomic
+from laconic.store import archive, atomic
 from laconic.version import __version__
 
 Json = Any  # what `json` can write: None, bool, int, float, str, and lists and dicts of these
@@ -41,6 +41,8 @@ class RunLog:
         path = Path(self.path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if (packed := archive.records_file(path)) is not None:
+                archive.unpack(packed)
             with open(path, "ab+") as file:
                 _mend(file)
                 file.write(line)
@@ -56,7 +58,7 @@ def read(path: str | Path) -> list[dict[str, Json]]:
     """All records. A torn last line, left by a killed writer, is skipped; any other bad line is an
     error."""
     try:
-        *lines, tail = Path(path).read_bytes().split(b"\n")
+        *lines, tail = archive.read_bytes(path).split(b"\n")
     except OSError as error:
         raise LaconicError(
             f"cannot read run log {path}: {error.strerror or error}. Check the path."
@@ -76,6 +78,7 @@ def read(path: str | Path) -> list[dict[str, Json]]:
 def rewrite(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Replace the log at `path` by these records, in one step."""
     atomic.write_bytes(path, b"".join(map(_line, records)))
+    Path(f"{path}.xz").unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, obj: Any) -> None:

@@ -18,6 +18,8 @@ from laconic.show.book_page import page, picture
 from laconic.show.book_panels import meta_panels, sweep_panel
 from laconic.show.book_records import SMOKE_NOTE, collect
 from laconic.show.summary import duration
+from laconic.store.archive import record_files
+from laconic.store.runlog import read
 from tests.show.made_up import usual
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -71,7 +73,7 @@ class Page(HTMLParser):
 
 
 def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read(path)
 
 
 def written(folder, records):
@@ -113,9 +115,13 @@ def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
     for article in text.split("<article ")[1:]:
         name, _, _ = article.partition("<h3>")[2].partition("</h3>")
         articles[name.replace("<wbr>", "")] = article
-    files = [*RESULTS.glob("*/records.jsonl"), *RESULTS.glob("sweeps/*/records.jsonl")]
-    nested = ("meta", "reproduce", "missing-workers", "federated-variants")
-    files += [path for name in nested for path in RESULTS.glob(f"{name}/*/records.jsonl")]
+    nested = ("meta", "reproduce", "missing-workers", "federated-variants", "sweeps")
+    files = [
+        path
+        for path in record_files(RESULTS)
+        if len(path.relative_to(RESULTS).parts)
+        == 2 + (path.relative_to(RESULTS).parts[0] in nested)
+    ]
     assert len(files) >= 21
     unfinished = [
         path

@@ -9,6 +9,7 @@ import pytest
 
 from laconic import zoo
 from laconic.recipes.meta_trainings import META_RECIPES
+from laconic.store.archive import records_file
 from laconic.zoo.card import to_json
 from laconic.zoo.shelf import WEIGHTS
 from tests.outer.trees import QUICK, SHAPES, random_deltas, random_tree
@@ -34,7 +35,7 @@ def step_of(got: zoo.Published):
 
 
 def missing_records(card: zoo.Card, results: Path) -> list[str]:
-    return [row["record"] for row in card.results if not (results / row["record"]).is_file()]
+    return [row["record"] for row in card.results if not records_file(results / row["record"])]
 
 
 def empty_fields(card: zoo.Card) -> list[str]:
