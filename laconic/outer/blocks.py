@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import pallas as pl
 
+from laconic.architecture import Feature, features_along
+
 
 class Geometry(NamedTuple):
     """A tensor as [L₀, A, L₁, B]; `diagonal` for vectors, whose accumulators are not factored."""
@@ -26,6 +28,14 @@ class Geometry(NamedTuple):
     def L(self) -> int:
         """How many [A, B] layers there are."""
         return self.L0 * self.L1
+
+    @property
+    def features(self) -> list[Feature]:
+        """The features that kernels make for each parameter; of a vector, row ones are among them.
+
+        Row and column accumulators of a vector are the same numbers.
+        """
+        return features_along("parameter") + (features_along("row") if self.diagonal else [])
 
 
 class Big(NamedTuple):

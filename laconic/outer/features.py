@@ -16,13 +16,32 @@ parameter. Features are made a tile at a time and never for a whole tensor at on
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from laconic.architecture import DECAYS, TIMESCALES, factored_axes
+from laconic.architecture import (
+    ADAFACTOR,
+    DECAYS,
+    LEAST_SQUARE,
+    MEAN_EPSILON,
+    MOMENTUM,
+    NORMALISER_EPSILON,
+    OF_FACTORED,
+    OF_M,
+    OF_V,
+    SQUARE_EPSILON,
+    TIMESCALES,
+    Feature,
+    epsilon_of,
+    factored_axes,
+    feature_places,
+    features_along,
+    formula_of,
+    normalised_features,
+)
 from laconic.outer.layout import Split
 from laconic.outer.tiles import Masks
 
@@ -44,17 +63,64 @@ class View(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """All that the features of a tensor are computed from, each as [n, L, A or 1, B or 1]."""
+    """All that the features of a tensor are computed from, each as [n, L, A or 1, B or 1].
 
-    deltas: jax.Array  # the mean (n = 1), or every worker's (n = K)
-    mean: jax.Array
-    param: jax.Array
-    m: jax.Array
-    v: jax.Array
-    row: jax.Array
-    col: jax.Array
-    delta_factors: tuple[jax.Array, jax.Array]  # their product scales the mean delta,
-    momentum_factors: tuple[jax.Array, jax.Array]  # and theirs the momenta
+    In GPU kernels: of a block's parameters, number by number (see `each_number`).
+    """
+
+    deltas: Any = None  # the mean (n = 1), or every worker's (n = K)
+    mean: Any = None
+    param: Any = None
+    m: Any = None
+    v: Any = None
+    row: Any = None
+    col: Any = None
+    delta_factors: Any = ()  # a tuple of arrays: their product scales the mean delta,
+    momentum_factors: Any = ()  # and theirs the momenta
+
+
+def _factored(x: jax.Array, factors: Sequence[jax.Array]) -> jax.Array:
+    for factor in factors:
+        x = x * factor
+    return x
+
+
+# Of what is normalised, by name: (fields, the feature's epsilon) → [numbers, L, A or 1, B or 1].
+# The same root in two of them is computed once: compilers share common terms.
+FORMULAS: dict[str, Callable[[Fields, float], jax.Array]] = {
+    "deltas": lambda x, _: x.deltas,
+    "parameter": lambda x, _: x.param,
+    "m": lambda x, _: x.m,
+    "v": lambda x, _: x.v,
+    "m_rsqrt_v": lambda x, epsilon: x.m * jax.lax.rsqrt(x.v + epsilon),
+    "rsqrt_v": lambda x, epsilon: jax.lax.rsqrt(x.v + epsilon),
+    "factored_delta": lambda x, _: _factored(x.mean, x.delta_factors),
+    "row": lambda x, _: x.row,
+    "col": lambda x, _: x.col,
+    "rsqrt_row": lambda x, epsilon: jax.lax.rsqrt(x.row + epsilon),
+    "rsqrt_col": lambda x, epsilon: jax.lax.rsqrt(x.col + epsilon),
+    "factored_m": lambda x, _: _factored(x.m, x.momentum_factors),
+}
+
+
+def compute(feature: Feature, fields: Fields) -> jax.Array:
+    """A feature by its formula."""
+    return formula_of(feature, FORMULAS, "JAX")(fields, feature.epsilon)
+
+
+def time_features(round_t: jax.Array, shift: float) -> jax.Array:
+    """tanh(t/x − shift) for the timescales x: shift 0 is the paper's text, 1 its authors' code."""
+    return jnp.tanh(round_t.astype(jnp.float32) / jnp.asarray(TIMESCALES, jnp.float32) - shift)
+
+
+# Of what changes between rounds only: (round, shift of the time) → [numbers].
+ROUND_FORMULAS: dict[str, Callable[[jax.Array, float], jax.Array]] = {"time": time_features}
+
+
+def round_features(round_t: jax.Array, shift: float) -> jax.Array:
+    """The features that are the same for all parameters."""
+    formulas = [formula_of(f, ROUND_FORMULAS, "JAX") for f in features_along("round")]
+    return jnp.concatenate([formula(round_t, shift) for formula in formulas])
 
 
 def decays(offsets_7: jax.Array) -> jax.Array:
@@ -66,12 +132,6 @@ def decays(offsets_7: jax.Array) -> jax.Array:
     return jnp.minimum(complement * jnp.exp(10 * offsets_7), 1.0)
 
 
-def time_features(round_t: jax.Array, shift: float) -> jax.Array:
-    """tanh(t/x − shift) for the eleven timescales x: shift 0 is the paper's text, 1 its authors'
-    code."""
-    return jnp.tanh(round_t.astype(jnp.float32) / jnp.asarray(TIMESCALES, jnp.float32) - shift)
-
-
 def init_ada(param: jax.Array, dtype: Any = jnp.float32) -> Ada:
     """Zeros of the right shapes for one tensor; m and v as `dtype`, the others always in float32.
 
@@ -79,13 +139,15 @@ def init_ada(param: jax.Array, dtype: Any = jnp.float32) -> Ada:
     over 1/256 of it, and what decays slowly stands still before it is where it should be.
     """
     shape = lift(param).shape
-    m, v = jnp.zeros((3, *param.shape), dtype), jnp.zeros(param.shape, dtype)
+    m = jnp.zeros((len(MOMENTUM), *param.shape), dtype)
+    v = jnp.zeros(param.shape, dtype)
+    zeros = lambda shape: jnp.zeros((len(ADAFACTOR), *shape))
     if len(shape) == 1:
-        return Ada(m, v, jnp.zeros((3, *shape)), None)
+        return Ada(m, v, zeros(shape), None)
     largest, second = factored_axes(shape)
     row = [1 if axis == largest else n for axis, n in enumerate(shape)]
     col = [1 if axis == second else n for axis, n in enumerate(shape)]
-    return Ada(m, v, jnp.zeros((3, *row)), jnp.zeros((3, *col)))
+    return Ada(m, v, zeros(row), zeros(col))
 
 
 def accumulate(ada: Ada, mean_delta: jax.Array, rate_7: jax.Array, split: Split) -> Ada:
@@ -98,15 +160,20 @@ def accumulate(ada: Ada, mean_delta: jax.Array, rate_7: jax.Array, split: Split)
         return (1 - rate) * old_R.astype(jnp.float32) + rate * new[None]
 
     square = mean_delta * mean_delta
-    m = decay(ada.m, mean_delta, rate_7[:3])
-    v = (1 - rate_7[3]) * ada.v.astype(jnp.float32) + rate_7[3] * square
-    factored = lift(square) + 1e-30
+    m = decay(ada.m, mean_delta, rate_7[OF_M])
+    v = (1 - rate_7[OF_V]) * ada.v.astype(jnp.float32) + rate_7[OF_V] * square
+    factored = lift(square) + SQUARE_EPSILON
     if ada.col is None:
-        return Ada(m, v, decay(ada.row, factored, rate_7[4:]), None)
+        return Ada(m, v, decay(ada.row, factored, rate_7[OF_FACTORED]), None)
     row_mean, col_mean = (
         split.mean(jnp.mean(factored, axis=axis, keepdims=True), axis) for axis in split.pair
     )
-    return Ada(m, v, decay(ada.row, row_mean, rate_7[4:]), decay(ada.col, col_mean, rate_7[4:]))
+    return Ada(
+        m,
+        v,
+        decay(ada.row, row_mean, rate_7[OF_FACTORED]),
+        decay(ada.col, col_mean, rate_7[OF_FACTORED]),
+    )
 
 
 def lift(x: jax.Array) -> jax.Array:
@@ -149,12 +216,12 @@ def fields_of(
     see = lambda x: to_view(view, x, shape)
     if ada.col is None:
         row = col = see(ada.row if shape else ada.row[:, 0])
-        delta_factors = (safe_rsqrt(row + 1e-9), jnp.ones((1, 1, 1, 1), row.dtype))
-        momentum_factors = (jax.lax.rsqrt(row + 1e-6), delta_factors[1])
+        delta_factors = (safe_rsqrt(row + epsilon_of("factored_delta")),)
+        momentum_factors = (jax.lax.rsqrt(row + epsilon_of("factored_m")),)
     else:
         _, second = split.pair
         row_mean = split.mean(jnp.mean(ada.row, axis=second + 1, keepdims=True), second)
-        row_factor = safe_rsqrt(ada.row / (row_mean + 1e-9))
+        row_factor = safe_rsqrt(ada.row / (row_mean + MEAN_EPSILON))
         row, col = see(ada.row), see(ada.col)
         delta_factors = momentum_factors = (see(row_factor), safe_rsqrt(col))
     return view, Fields(
@@ -170,15 +237,28 @@ def fields_of(
     )
 
 
-def groups(f: Fields) -> list[jax.Array]:
-    """Items 1-12 of the input vector in their order, each [count, L, A or 1, B or 1]; row and
-    column ones not tiled."""
-    rsqrt_v = jax.lax.rsqrt(f.v + 1e-6)
-    scaled_delta = f.mean * f.delta_factors[0] * f.delta_factors[1]
-    scaled_m = f.m * f.momentum_factors[0] * f.momentum_factors[1]
-    rsqrt_row, rsqrt_col = jax.lax.rsqrt(f.row + 1e-8), jax.lax.rsqrt(f.col + 1e-8)
-    by_parameter = [f.deltas, f.param, f.m, f.v, f.m * rsqrt_v, rsqrt_v, scaled_delta]
-    return [*by_parameter, f.row, f.col, rsqrt_row, rsqrt_col, scaled_m]
+def groups(fields: Fields) -> list[jax.Array]:
+    """The normalised features in their order; row and column ones are not tiled."""
+    return [compute(feature, fields) for feature in normalised_features()]
+
+
+def each_number(feature: Feature, lists: Fields) -> list[jax.Array]:
+    """A feature number by number, from fields that are lists wherever they hold several numbers."""
+    pick = lambda field, i: field[i] if i < len(field) else None
+    at = lambda i: Fields(*(pick(x, i) if isinstance(x, list) else x for x in lists))
+    return [compute(feature, at(i)) for i in range(feature.numbers(len(lists.deltas)))]
+
+
+def of_side(side: str, accumulator: jax.Array, axis: int) -> jax.Array:
+    """The features along rows or columns from that side's accumulators, joined along an axis."""
+    fields = Fields(row=accumulator, col=accumulator)
+    return jnp.concatenate([compute(f, fields) for f in features_along(side)], axis=axis)
+
+
+def first_layer(w0: jax.Array, deltas: int, along: str) -> jax.Array:
+    """The first layer's weights of the features that change along this."""
+    places = feature_places(deltas)
+    return jnp.concatenate([w0[places[f.name]] for f in features_along(along)])
 
 
 def square_sums(groups: list[jax.Array], masks: Masks) -> jax.Array:
@@ -199,9 +279,9 @@ def square_sums(groups: list[jax.Array], masks: Masks) -> jax.Array:
 
 def normaliser(second_moment: Any) -> jax.Array:
     """What makes a feature's second moment over its tensor 1."""
-    return jax.lax.rsqrt(1e-5 + second_moment)
+    return jax.lax.rsqrt(NORMALISER_EPSILON + second_moment)
 
 
 def safe_rsqrt(x: jax.Array) -> jax.Array:
     """1/√x with x kept off 0."""
-    return jax.lax.rsqrt(jnp.maximum(x, 1e-9))
+    return jax.lax.rsqrt(jnp.maximum(x, LEAST_SQUARE))

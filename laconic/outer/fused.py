@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from laconic.outer.features import Ada, Fields
+from laconic.architecture import features_along
+from laconic.outer.features import Ada, Fields, each_number, first_layer, of_side
 from laconic.outer.products import can_multiply
 
 # columns that a program works on at a time; on an H200 four warps of them beat 32, 128 and other
@@ -26,11 +27,9 @@ ROWS = 1  # rows that a program goes through: more took longer on an H200
 
 
 class First(NamedTuple):
-    """The first layer taken apart: weights [n, N] of the per-parameter features, and what rows and
-    columns add."""
+    """The first layer taken apart: weights of per-parameter features, and what rows and columns add."""
 
-    deltas: jax.Array  # [n, N]
-    parameter: jax.Array  # [15, N]: W, m₁₋₃, v, m·v^-½ ₁₋₃, v^-½, scaled Δ₁₋₃, scaled m₁₋₃
+    parameter: jax.Array  # [F, N]
     by_row: jax.Array  # [L, A, N], the bias included
     by_column: jax.Array  # [L, N, B]
 
@@ -71,22 +70,20 @@ def learned_step(
     slowly.
     """
     n = fields.deltas.shape[0]
-    deltas, parameter, row, col, rsqrt_row, rsqrt_col, momenta = jnp.split(
-        theta["w0"], [n, n + 12, n + 15, n + 18, n + 21, n + 24]
+    parameter, w_rows, w_cols = (
+        first_layer(theta["w0"], n, along) for along in ("parameter", "row", "column")
     )
     # The paper's row accumulators average over the largest axis, which may be A: then they run
     # along the columns.
     of_row, of_col = fields.delta_factors
-    sides = [(fields.row, of_row, row, rsqrt_row), (fields.col, of_col, col, rsqrt_col)]
+    sides = [("row", fields.row, of_row, w_rows), ("column", fields.col, of_col, w_cols)]
     along_a = fields.row.shape[2:] == (fields.param.shape[2], 1)
-    (rows, row_factors, *w_row), (cols, col_factors, *w_col) = sides if along_a else sides[::-1]
-    both = lambda x: jnp.concatenate([x, jax.lax.rsqrt(x + 1e-8)])
-    by_row = (
-        jnp.einsum("fn,fla->lan", jnp.concatenate(w_row), both(rows)[..., 0])
-        + theta["b0"][None, None, :]
+    (side_a, rows, row_factors, w_a), (side_b, cols, col_factors, w_b) = (
+        sides if along_a else sides[::-1]
     )
-    by_column = jnp.einsum("fn,flb->lnb", jnp.concatenate(w_col), both(cols)[:, :, 0])
-    first = First(deltas, jnp.concatenate([parameter, momenta]), by_row, by_column)
+    by_row = jnp.einsum("fn,fla->lan", w_a, of_side(side_a, rows, axis=0)[..., 0])
+    by_column = jnp.einsum("fn,flb->lnb", w_b, of_side(side_b, cols, axis=0)[:, :, 0])
+    first = First(parameter, by_row + theta["b0"][None, None, :], by_column)
     layers = Layers(theta["w1"].T, theta["b1"], theta["w2"].T, theta["b2"])
     mean = None if n == 1 else fields.mean[0]
     factors = row_factors[..., 0], col_factors[:, :, 0]
@@ -119,7 +116,7 @@ def _origin(axes: int, *grid: Any) -> tuple[int, ...]:
 
 def _kernel(separate_mean: bool, block: int, lam: float, *refs: Any) -> None:
     """Program (i, j): `ROWS` rows from i on, one block of columns."""
-    w_deltas, w_parameter, by_row, by_column, w1, b1, w2, b2, deltas, *rest, out = refs
+    w_parameter, by_row, by_column, w1, b1, w2, b2, deltas, *rest, out = refs
     mean, rest = (rest[0], rest[1:]) if separate_mean else (None, rest)
     parameter, m, v, row_factors, col_factors = rest
     L, A, B = parameter.shape
@@ -134,20 +131,20 @@ def _kernel(separate_mean: bool, block: int, lam: float, *refs: Any) -> None:
         read = partial(_read, layer, a, columns, live)
         h = by_row[layer, a, :][:, None] + _tile(by_column, layer, columns, inside)
         delta_n = [read(deltas, k) for k in range(deltas.shape[0])]
-        for k, delta in enumerate(delta_n):
-            h += w_deltas[k, :][:, None] * delta[None, :]
         delta = delta_n[0] if mean is None else read(mean)
         factors = [
-            row_factors[c, layer, a]
-            * triton.load(col_factors.at[c, layer, columns], mask=inside, other=0.0)
-            for c in range(3)
+            (
+                row_factors[c, layer, a]
+                * triton.load(col_factors.at[c, layer, columns], mask=inside, other=0.0),
+            )
+            for c in range(row_factors.shape[0])
         ]
-        m_3, v_1 = [read(m, c) for c in range(3)], read(v)
-        rsqrt_v = jax.lax.rsqrt(v_1 + 1e-6)
-        features = [read(parameter), *m_3, v_1, *(x * rsqrt_v for x in m_3), rsqrt_v]
-        features += [delta * factor for factor in factors]
-        features += [x * factor for x, factor in zip(m_3, factors, strict=True)]
-        for number, feature in enumerate(features):
+        m_3 = [read(m, c) for c in range(m.shape[0])]
+        fields = Fields(
+            delta_n, delta, read(parameter), m_3, read(v), [], [], factors, momentum_factors=factors
+        )
+        found = [x for f in features_along("parameter") for x in each_number(f, fields)]
+        for number, feature in enumerate(found):
             h += w_parameter[number, :][:, None] * feature[None, :]
         h = jnp.maximum(dot(w1[...], jnp.maximum(h, 0.0)) + b1[...][:, None], 0.0)
         direction = jnp.sum(w2[0, :][:, None] * h, axis=0) + b2[0]

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from laconic.architecture import numbers_in
 from laconic.errors import LaconicError, unknown
 from laconic.outer import programs
 from laconic.outer.blocks import Big, Change, Cut, Geometry, Layers, Small
@@ -115,7 +116,7 @@ def moments(
     """
     layers = len(bigs) * bigs[0].param.shape[0] * geometry.L1
     cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
-    count = bigs[0].deltas.shape[0] + (21 if geometry.diagonal else 15)
+    count = numbers_in(geometry.features, bigs[0].deltas.shape[0])
     arrays, named = _listed(small, *map(_flat, bigs))
     kernel = bound(programs.moments, geometry, cut, named, fill_mean)
     outs = [_f32(layers * cut.down * cut.across, count)]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from laconic.architecture import FILLS, TIME_SHIFT, Architecture, matrices_among
+from laconic.architecture import DECAYS, FILLS, TIME_SHIFT, Architecture, matrices_among
 from laconic.errors import LaconicError, unknown
 from laconic.outer import features, passes
 from laconic.outer.base import OuterOptimizer
@@ -59,7 +59,7 @@ class LearnedOptimizer(Architecture):
 
     def init(self, key: jax.Array) -> Theta:
         """Truncated normal weights (±2σ, σ = 1/√fan_in), zero biases, zero decay offsets."""
-        theta: Theta = {"decay": jnp.zeros(7)} if self.accumulates else {}
+        theta: Theta = {"decay": jnp.zeros(len(DECAYS))} if self.accumulates else {}
         for i, layer_key in enumerate(jax.random.split(key, 3)):
             fan_in, fan_out = self.shapes[f"w{i}"]
             draw = (
@@ -197,9 +197,10 @@ class Run:
         in_place: bool,
     ) -> tuple[Any, LearnedState]:
         theta, scale, decay = self._known()
+        time = self._time(state)
         phi = passes.Phi(
             theta,
-            self.theta["b0"] + _exactly(self._time(state), self.theta["w0"][-11:]),
+            self.theta["b0"] + _exactly(time, self.theta["w0"][self.spec.normalised :]),
             features.decays(self.theta["decay"]),
             weights.astype(jnp.float32) if self.spec.gathers and weights is not None else None,
             self.fill == "mean",
@@ -276,7 +277,7 @@ class Run:
         return ada._replace(m=ada.m.astype(dtype), v=ada.v.astype(dtype))
 
     def _time(self, state: LearnedState) -> jax.Array:
-        return features.time_features(state.round, TIME_SHIFT[self.spec.time])
+        return features.round_features(state.round, TIME_SHIFT[self.spec.time])
 
     def _splits(self, params: Any) -> list[Split]:
         if self.splits is not None:

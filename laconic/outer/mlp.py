@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from laconic.architecture import LAMBDA
+from laconic.architecture import LAMBDA, features_along, normalised_features
 from laconic.outer.tiles import Walk
 
 Theta = dict[str, jax.Array]
@@ -28,9 +28,8 @@ def along(theta: Theta, groups: list[jax.Array], axes: tuple[int, int]) -> list[
     a parameter."""
     (A, B), N = axes, theta["b0"].size
     shared = [(w, x) for w, x in _weighted(theta, groups) if x.shape[2:] != (A, B)]
-    if (A + B) * N > 4 * A * B or len(
-        shared
-    ) < 4:  # fewer than all four where one axis is of length 1
+    all_shared = len(shared) == len(features_along("row", "column"))  # not if an axis has length 1
+    if (A + B) * N > 4 * A * B or not all_shared:
         return []
     sides: dict[tuple[int, ...], list[jax.Array]] = {}
     for w, x in shared:
@@ -114,7 +113,10 @@ def _inputs(
 ) -> list[tuple[jax.Array, jax.Array]]:
     """What the MLP sees of every parameter, with its rows of the first layer."""
     rows = _weighted(theta, groups)
-    return rows[:7] + rows[11:] if added else rows  # groups 7 to 10 are those of rows and columns
+    if not added:
+        return rows
+    known = zip(normalised_features(), rows, strict=True)
+    return [row for feature, row in known if feature.along == "parameter"]
 
 
 def _dense(w_FN: jax.Array, x: jax.Array) -> jax.Array:

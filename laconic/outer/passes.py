@@ -12,10 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from laconic.architecture import LAMBDA, TIMESCALES
+from laconic.architecture import (
+    LAMBDA,
+    MEAN_EPSILON,
+    OF_FACTORED,
+    SQUARE_EPSILON,
+    normalised_features,
+    numbers_in,
+)
 from laconic.outer import kernels
 from laconic.outer.blocks import Change, Layers, Small
-from laconic.outer.features import Ada, normaliser, safe_rsqrt
+from laconic.outer.features import Ada, first_layer, normaliser, of_side, safe_rsqrt
 from laconic.outer.kernels import Tuning
 from laconic.outer.layout import Split
 from laconic.outer.products import can_multiply
@@ -87,7 +94,8 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     moments = split.total(jnp.concatenate(by_tensor)) / sizes[:, None]
     layers = _fold(phi, stack, split, moments, into_weights=tuning.precision != "half")
     if tuning.precision in ("fp16", "half"):
-        inputs = phi.theta["w0"][: -len(TIMESCALES)]
+        normalised = numbers_in(normalised_features(), stack.launches[0].deltas.shape[0])
+        inputs = phi.theta["w0"][:normalised]
         largest = largest_sums(inputs, phi.bias, max(t.split.size for t in tensors))
         layers = (all_within_float16 if tuning.precision == "half" else second_within_float16)(
             layers, largest
@@ -122,8 +130,9 @@ def _accumulate(stack: Stack, split: Split, rates: jax.Array, tuning: Tuning) ->
         jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / stack.geometry.A
     )
     axis_a, axis_b = stack.layout.axes
-    over_b, over_a = split.mean(over_b, axis_b) + 1e-30, split.mean(over_a, axis_a) + 1e-30
-    rate = rates[4:].reshape(1, 3, 1)
+    over_b = split.mean(over_b, axis_b) + SQUARE_EPSILON
+    over_a = split.mean(over_a, axis_a) + SQUARE_EPSILON
+    rate = rates[OF_FACTORED].reshape(1, -1, 1)
     decay = lambda old, new: (1 - rate) * old + rate * new[:, None, :]
     return stack._replace(
         along_a=decay(stack.along_a, over_b), along_b=decay(stack.along_b, over_a)
@@ -136,7 +145,7 @@ def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
     wide, (axis_a, axis_b) = stack.layout.wide, stack.layout.axes
     rows, cols = (stack.along_a, stack.along_b) if wide else (stack.along_b, stack.along_a)
     mean = split.mean(jnp.mean(rows, axis=2, keepdims=True), axis_a if wide else axis_b)
-    of_rows, of_cols = safe_rsqrt(rows / (mean + 1e-9)), safe_rsqrt(cols)
+    of_rows, of_cols = safe_rsqrt(rows / (mean + MEAN_EPSILON)), safe_rsqrt(cols)
     return (of_rows, of_cols) if wide else (of_cols, of_rows)
 
 
@@ -146,16 +155,14 @@ def _fold(
     """The first layer with normalisers in its weights or beside them; rows' and columns' features
     are through it."""
     theta, (G, F) = phi.theta, moments_GF.shape
-    n = F - (21 if stack.geometry.diagonal else 15)
-    cuts = [n, n + 12, n + 15, n + 18, n + 21, n + 24, n + 27]
-    deltas, parameter, row, col, rsqrt_row, rsqrt_col, momenta, _ = jnp.split(theta["w0"], cuts)
-    own = [deltas, parameter, momenta]
-    if stack.geometry.diagonal:  # of a vector, row and column accumulators are the same numbers
-        own += [row + col, rsqrt_row + rsqrt_col]
+    n = stack.launches[0].deltas.shape[0]
+    own, of_rows, of_cols = (
+        first_layer(theta["w0"], n, along) for along in ("parameter", "row", "column")
+    )
+    if stack.geometry.diagonal:  # row and column features of a vector are the same numbers
+        own = jnp.concatenate([own, of_rows + of_cols])
     scales = normaliser(moments_GF)
-    w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * jnp.concatenate(own)[
-        None
-    ]
+    w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * own[None]
     w0 = jnp.pad(w0, ((0, 0), (0, max(16, pl.next_power_of_2(F)) - F), (0, 0)))
     lost = jnp.isnan(
         jnp.sum(moments_GF, axis=1, keepdims=True)
@@ -165,21 +172,22 @@ def _fold(
     bias = phi.bias.reshape(1, 1, -1)
     if stack.geometry.diagonal:
         return Layers(w0, jnp.broadcast_to(bias, (G, 1, bias.shape[2])), None, *rest)
-    of_rows, of_cols = jnp.concatenate([row, rsqrt_row]), jnp.concatenate([col, rsqrt_col])
-    of_a, of_b = (of_rows, of_cols) if stack.layout.wide else (of_cols, of_rows)
-    by_a, by_b = _through(stack.along_a, of_a, G, split), _through(stack.along_b, of_b, G, split)
+    by_rows, by_cols = ("row", of_rows), ("column", of_cols)
+    of_a, of_b = (by_rows, by_cols) if stack.layout.wide else (by_cols, by_rows)
+    by_a = _through(stack.along_a, *of_a, G, split)
+    by_b = _through(stack.along_b, *of_b, G, split)
     return Layers(w0, by_a + bias, by_b, *rest)
 
 
-def _through(x: jax.Array, w_FN: jax.Array, G: int, split: Split) -> jax.Array:
+def _through(x: jax.Array, side: str, w_FN: jax.Array, G: int, split: Split) -> jax.Array:
     """[G·L, 3, length] → [G·L, length, N]: accumulators and their inverse roots, normalised, by the
     first layer."""
-    features = jnp.concatenate([x, jax.lax.rsqrt(x + 1e-8)], axis=1)
+    features = of_side(side, x, axis=1)
     squares = jnp.mean(jnp.square(features).reshape(G, -1, *features.shape[1:]), axis=(1, 3))
     if split.axis is not None:  # of what is the same on every device this is the mean too
         squares = jax.lax.pmean(squares, split.mesh_axis)
     w = jnp.repeat(normaliser(squares)[:, :, None] * w_FN[None], features.shape[0] // G, axis=0)
-    terms = [features[:, f, :, None] * w[:, f, None, :] for f in range(6)]
+    terms = [features[:, f, :, None] * w[:, f, None, :] for f in range(features.shape[1])]
     return sum(
         terms[1:], terms[0]
     )  # written out: one fused loop, and no product at a lower precision

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from laconic.architecture import OF_FACTORED, OF_M, OF_V, SQUARE_EPSILON, epsilon_of
 from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Layers, Place, Row, Small
+from laconic.outer.features import Fields, each_number, safe_rsqrt
 from laconic.outer.perceptron import perceptron
 
 
@@ -139,10 +141,10 @@ def _apply(
             ref.at[(*lead, at)], x.astype(ref.dtype), mask=live
         )
         write(new_param, param - moved if change.in_place else -moved)
-        for c in range(3):
-            write(new_m, m_3[c], c)
-            if geometry.diagonal:
-                write(new_diagonal[0], diagonal[c], c)
+        for c, m in enumerate(m_3):
+            write(new_m, m, c)
+        for c, r in enumerate(diagonal):
+            write(new_diagonal[0], r, c)
         write(new_v, v)
         return carry
 
@@ -195,8 +197,16 @@ def _lanes(geometry: Geometry, cut: Cut, small: Small, g: int, program: jax.Arra
     length = None if small.lengths is None else small.lengths[place.tensor]
     here = [] if small.here is None else [small.here[k] for k in range(small.here.shape[0])]
     along = partial(_along, small.factors_b, place.of_all, columns, geometry.B)
-    factors_b = [] if geometry.diagonal else [along(c) for c in range(3)]
-    return Lanes(place, columns, row, length, [small.rates[c] for c in range(7)], here, factors_b)
+    factors_b = [] if geometry.diagonal else [along(c) for c in range(small.factors_b.shape[1])]
+    return Lanes(
+        place,
+        columns,
+        row,
+        length,
+        [small.rates[c] for c in range(small.rates.shape[0])],
+        here,
+        factors_b,
+    )
 
 
 def _index(cut: Cut, lanes: Lanes, i: Any) -> jax.Array:
@@ -246,12 +256,13 @@ def _read(
     read = lambda ref, *lead: _load(ref.at[(*lead, at)], live)
     deltas = [read(big.deltas, k) for k in range(big.deltas.shape[0])]
     mean = deltas[0] if big.mean is None else read(big.mean)
-    m_3, diagonal = [read(big.m, c) for c in range(3)], []
+    m_3, diagonal = [read(big.m, c) for c in range(big.m.shape[0])], []
     layer, factors_a = lanes.place.of_all, []
     if geometry.diagonal:
-        diagonal = [read(big.diagonal, c) for c in range(3)]
+        diagonal = [read(big.diagonal, c) for c in range(big.diagonal.shape[0])]
     else:
-        factors_a = [_along(small.factors_a, layer, a, geometry.A, c) for c in range(3)]
+        along = partial(_along, small.factors_a, layer, a, geometry.A)
+        factors_a = [along(c) for c in range(small.factors_a.shape[1])]
     if by_a is None:
         added = jnp.float32(0)
     elif lanes.row is None:
@@ -276,22 +287,21 @@ def _features(
             for here, delta in zip(lanes.here, deltas, strict=True)
         ]
     square = mean * mean
-    m_3 = [decay(c, old, mean) for c, old in enumerate(row.m)]
-    v = decay(3, row.v, square)
-    rsqrt_v = jax.lax.rsqrt(v + 1e-6)
+    m_3 = [decay(OF_M.start + c, old, mean) for c, old in enumerate(row.m)]
+    v = decay(OF_V, row.v, square)
+    diagonal = [
+        decay(OF_FACTORED.start + c, old, square + SQUARE_EPSILON)
+        for c, old in enumerate(row.diagonal)
+    ]
     if geometry.diagonal:
-        diagonal = [decay(4 + c, old, square + 1e-30) for c, old in enumerate(row.diagonal)]
-        of_delta = [jax.lax.rsqrt(jnp.maximum(r + 1e-9, 1e-9)) for r in diagonal]
-        of_m = [jax.lax.rsqrt(r + 1e-6) for r in diagonal]
-        more = [*diagonal, *(jax.lax.rsqrt(r + 1e-8) for r in diagonal)]
+        of_delta = [(safe_rsqrt(r + epsilon_of("factored_delta")),) for r in diagonal]
+        of_m = [(jax.lax.rsqrt(r + epsilon_of("factored_m")),) for r in diagonal]
     else:
-        of_delta = [a * b for a, b in zip(row.factors_a, lanes.factors_b, strict=True)]
-        of_m, diagonal, more = of_delta, [], []
-    features = [*deltas, row.param, *m_3, v, *(x * rsqrt_v for x in m_3), rsqrt_v]
-    features += (
-        [mean * f for f in of_delta] + [x * f for x, f in zip(m_3, of_m, strict=True)] + more
-    )
-    return features, (row.param, m_3, v, diagonal)
+        of_delta = [(a * b,) for a, b in zip(row.factors_a, lanes.factors_b, strict=True)]
+        of_m = of_delta
+    fields = Fields(deltas, mean, row.param, m_3, v, diagonal, diagonal, of_delta, of_m)
+    found = [x for feature in geometry.features for x in each_number(feature, fields)]
+    return found, (row.param, m_3, v, diagonal)
 
 
 def _tile(ref: Any, layer: jax.Array, index: jax.Array, length: int) -> jax.Array:

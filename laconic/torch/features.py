@@ -1,22 +1,39 @@
 """Ada features in PyTorch: the accumulators of a tensor, and what the MLP sees of each parameter.
 
 The mathematics is that of `laconic/outer/features.py`, in the tensor's own shape s: averaged axes
-are kept with length 1, so that everything broadcasts, and a tile is a slice of that shape. Names: D
-how many delta features there are.
+are kept with length 1, so that everything broadcasts, and a tile is a slice of that shape. D is the
+number of delta features.
 """
 # pyright: reportAttributeAccessIssue=false
 # Where PyTorch is not installed, pyright takes this folder for it.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from laconic.architecture import axis_order, factored_axes
+from laconic.architecture import (
+    ADAFACTOR,
+    LEAST_SQUARE,
+    MEAN_EPSILON,
+    MOMENTUM,
+    OF_FACTORED,
+    OF_M,
+    OF_V,
+    SQUARE_EPSILON,
+    TIMESCALES,
+    axis_order,
+    epsilon_of,
+    factored_axes,
+    features_along,
+    formula_of,
+    normalised_features,
+)
 
-Axes = (
-    tuple[int, int] | None
-)  # the largest axis and the second largest; None if the tensor is not factored
+CPU = torch.device("cpu")
+# The largest axis and the second largest; None if the tensor is not factored.
+Axes = tuple[int, int] | None
 
 
 class Ada(NamedTuple):
@@ -38,10 +55,51 @@ class Fields(NamedTuple):
 
     deltas: torch.Tensor  # the mean (D = 1), or every worker's (D = K)
     param: torch.Tensor
-    ada: Ada | None = None
-    mean: torch.Tensor | None = None
+    ada: Any = None  # an Ada with `col` for every tensor
+    mean: Any = None
     delta_factors: tuple[torch.Tensor, ...] = ()
     momentum_factors: tuple[torch.Tensor, ...] = ()
+
+
+def _product(factors: tuple[torch.Tensor, ...], out: torch.Tensor) -> torch.Tensor:
+    first, *rest = factors
+    out.copy_(first)
+    for factor in rest:
+        out.mul_(factor)
+    return out
+
+
+# By name: (fields, the feature's epsilon, where to write it [numbers, *tile]).
+FORMULAS: dict[str, Callable[[Fields, float, torch.Tensor], Any]] = {
+    "deltas": lambda x, _, out: out.copy_(x.deltas),
+    "parameter": lambda x, _, out: out.copy_(x.param),
+    "m": lambda x, _, out: out.copy_(x.ada.m),
+    "v": lambda x, _, out: out.copy_(x.ada.v),
+    "m_rsqrt_v": lambda x, epsilon, out: torch.mul(x.ada.m, (x.ada.v + epsilon).rsqrt_(), out=out),
+    "rsqrt_v": lambda x, epsilon, out: torch.add(x.ada.v, epsilon, out=out).rsqrt_(),
+    "factored_delta": lambda x, _, out: _product(x.delta_factors, out).mul_(x.mean),
+    "row": lambda x, _, out: out.copy_(x.ada.row),
+    "col": lambda x, _, out: out.copy_(x.ada.col),
+    "rsqrt_row": lambda x, epsilon, out: out.copy_((x.ada.row + epsilon).rsqrt_()),
+    "rsqrt_col": lambda x, epsilon, out: out.copy_((x.ada.col + epsilon).rsqrt_()),
+    "factored_m": lambda x, _, out: _product(x.momentum_factors, out).mul_(x.ada.m),
+}
+
+
+def time_features(round_t: int, shift: float) -> torch.Tensor:
+    """tanh(t/x − shift) for the timescales x: shift 0 is the paper's text, 1 its authors' code."""
+    times = [np.float32(round_t) / np.float32(x) - np.float32(shift) for x in TIMESCALES]
+    return torch.tanh(torch.tensor(times, dtype=torch.float32, device=CPU))
+
+
+# Of what changes between rounds only: (round, shift of the time) → [numbers].
+ROUND_FORMULAS: dict[str, Callable[[int, float], torch.Tensor]] = {"time": time_features}
+
+
+def round_features(round_t: int, shift: float) -> torch.Tensor:
+    """The features that are the same for all parameters, on the CPU."""
+    formulas = [formula_of(f, ROUND_FORMULAS, "PyTorch") for f in features_along("round")]
+    return torch.cat([formula(round_t, shift) for formula in formulas])
 
 
 def axes_of(shape: Sequence[int], layout: str) -> Axes:
@@ -62,12 +120,12 @@ def inputs_first(shape: Sequence[int], layout: str) -> list[int]:
 def shapes_of(shape: Sequence[int], axes: Axes) -> dict[str, tuple[int, ...]]:
     """The shapes of a tensor's accumulators."""
 
-    def averaged(over: int) -> tuple[int, ...]:
-        return (3, *(1 if axis == over else n for axis, n in enumerate(shape)))
+    def averaged(over: int | None) -> tuple[int, ...]:
+        return (len(ADAFACTOR), *(1 if axis == over else n for axis, n in enumerate(shape)))
 
-    whole = {"m": (3, *shape), "v": tuple(shape)}
+    whole = {"m": (len(MOMENTUM), *shape), "v": tuple(shape)}
     if axes is None:
-        return {**whole, "row": (3, *shape)}
+        return {**whole, "row": averaged(None)}
     return {**whole, "row": averaged(axes[0]), "col": averaged(axes[1])}
 
 
@@ -76,10 +134,10 @@ def accumulate(ada: Ada, mean: torch.Tensor, rate_7: Sequence[float], axes: Axes
     if not mean.numel():  # an empty tensor has no means
         return
     square = mean.square()
-    for m, rate in zip(ada.m, rate_7[:3], strict=True):
+    for m, rate in zip(ada.m, rate_7[OF_M], strict=True):
         m.mul_(1 - rate).add_(mean, alpha=rate)
-    ada.v.mul_(1 - rate_7[3]).add_(square, alpha=rate_7[3])
-    factored = square.add_(1e-30)
+    ada.v.mul_(1 - rate_7[OF_V]).add_(square, alpha=rate_7[OF_V])
+    factored = square.add_(SQUARE_EPSILON)
     averages = [(ada.row, factored)]
     if ada.col is not None and axes is not None:
         averages = [
@@ -87,7 +145,7 @@ def accumulate(ada: Ada, mean: torch.Tensor, rate_7: Sequence[float], axes: Axes
             (ada.col, factored.mean(axes[1], True)),
         ]
     for old, new in averages:
-        for part, rate in zip(old, rate_7[4:], strict=True):
+        for part, rate in zip(old, rate_7[OF_FACTORED], strict=True):
             part.mul_(1 - rate).add_(new, alpha=rate)
 
 
@@ -96,14 +154,15 @@ def fields_of(
 ) -> Fields:
     """Everything about one tensor; `deltas` is [D, *s], the rest as it is kept."""
     if ada.col is None or axes is None:
-        by_delta, by_momentum = (_safe_rsqrt(ada.row + 1e-9),), (torch.rsqrt(ada.row + 1e-6),)
+        col = ada.row
+        by_delta = (_safe_rsqrt(ada.row + epsilon_of("factored_delta")),)
+        by_momentum = (torch.rsqrt(ada.row + epsilon_of("factored_m")),)
     else:
-        row_factor = _safe_rsqrt(ada.row / (ada.row.mean(axes[1] + 1, True) + 1e-9))
-        by_delta = by_momentum = (row_factor, _safe_rsqrt(ada.col))
-    lead = lambda x: x[None]
-    return Fields(
-        deltas, lead(param), ada._replace(v=lead(ada.v)), lead(mean), by_delta, by_momentum
-    )
+        col = ada.col
+        row_factor = _safe_rsqrt(ada.row / (ada.row.mean(axes[1] + 1, True) + MEAN_EPSILON))
+        by_delta = by_momentum = (row_factor, _safe_rsqrt(col))
+    seen = ada._replace(v=ada.v[None], col=col)
+    return Fields(deltas, param[None], seen, mean[None], by_delta, by_momentum)
 
 
 def cut(fields: Fields, at: Sequence[slice]) -> Fields:
@@ -115,50 +174,23 @@ def cut(fields: Fields, at: Sequence[slice]) -> Fields:
         ]
         return x[(slice(None), *along)]
 
-    ada, mean = fields.ada, fields.mean
     return Fields(
         one(fields.deltas),
         one(fields.param),
-        ada
-        and Ada(one(ada.m), one(ada.v), one(ada.row), None if ada.col is None else one(ada.col)),
-        None if mean is None else one(mean),
+        fields.ada and Ada(*map(one, fields.ada)),
+        None if fields.mean is None else one(fields.mean),
         tuple(map(one, fields.delta_factors)),
         tuple(map(one, fields.momentum_factors)),
     )
 
 
 def write(fields: Fields, into: torch.Tensor) -> None:
-    """Items 1-12 of the input vector in their order into [D + 27, *tile], or the first D + 1
-    without accumulators."""
-    D = len(fields.deltas)
-    into[:D] = fields.deltas
-    into[D] = fields.param[0]
-    if fields.ada is None or fields.mean is None:
-        return
-    m, v, row, col = fields.ada
-    col = row if col is None else col
-    momenta, second, scaled_m, rsqrt_v, scaled_delta, *averages, factored_m = into[D + 1 :].split(
-        [3, 1, 3, 1, 3, 3, 3, 3, 3, 3]
-    )
-    momenta.copy_(m)
-    second.copy_(v)
-    torch.add(second, 1e-6, out=rsqrt_v).rsqrt_()
-    torch.mul(momenta, rsqrt_v, out=scaled_m)
-    _product(fields.delta_factors, scaled_delta).mul_(fields.mean)
-    for part, x in zip(
-        averages, (row, col, torch.rsqrt(row + 1e-8), torch.rsqrt(col + 1e-8)), strict=True
-    ):
-        part.copy_(x)
-    _product(fields.momentum_factors, factored_m).mul_(momenta)
-
-
-def _product(factors: tuple[torch.Tensor, ...], out: torch.Tensor) -> torch.Tensor:
-    first, *rest = factors
-    out.copy_(first)
-    for factor in rest:
-        out.mul_(factor)
-    return out
+    """The normalised features in their order into [their count, *tile]."""
+    features = normalised_features(fields.ada is not None)
+    parts = into.split([f.numbers(len(fields.deltas)) for f in features])
+    for feature, part in zip(features, parts, strict=True):
+        formula_of(feature, FORMULAS, "PyTorch")(fields, feature.epsilon, part)
 
 
 def _safe_rsqrt(x: torch.Tensor) -> torch.Tensor:
-    return torch.rsqrt(x.clamp(min=1e-9))
+    return torch.rsqrt(x.clamp(min=LEAST_SQUARE))

@@ -15,10 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from laconic.architecture import DECAYS, LAMBDA, TIME_SHIFT, TIMESCALES, Architecture
-from laconic.torch.features import Fields, cut, write
+from laconic.architecture import (
+    DECAYS,
+    LAMBDA,
+    NORMALISER_EPSILON,
+    TIME_SHIFT,
+    Architecture,
+)
+from laconic.torch.features import CPU, Fields, cut, round_features, write
 
-CPU = torch.device("cpu")
 CPU_TILE = (
     1 << 16
 )  # smaller ones are a little faster on one core, and much slower on several busy ones
@@ -32,7 +37,7 @@ class Phi:
         self, architecture: Architecture, theta: Mapping[str, np.ndarray], tile: int | None
     ) -> None:
         self.architecture = architecture
-        self.count = architecture.inputs - len(TIMESCALES)  # the features that are normalised
+        self.count = architecture.normalised
         self._tile = tile
         self._placed = {CPU: {name: _float32(x) for name, x in theta.items()}}
 
@@ -81,11 +86,8 @@ class Phi:
         """Weights [N, F] and biases [N, 1] of the three layers, with normalisers and time features
         folded in."""
         theta = self._on(moments.device)
-        scales = torch.rsqrt(1e-5 + moments)
-        shift = TIME_SHIFT[self.architecture.time]
-        time = torch.tanh(
-            _float32([np.float32(round_t) / np.float32(x) - np.float32(shift) for x in TIMESCALES])
-        )
+        scales = torch.rsqrt(NORMALISER_EPSILON + moments)
+        time = round_features(round_t, TIME_SHIFT[self.architecture.time])
         weights = [scales[:, None] * theta["w0"][: self.count], theta["w1"], theta["w2"]]
         biases = [
             theta["b0"] + time.to(moments.device) @ theta["w0"][self.count :],
