@@ -9,6 +9,9 @@ import numpy as np
 from laconic.store.runlog import read
 
 ROOT = Path(__file__).parents[1]
+SITE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PUBLISHED = "\n".join(path.read_text() for path in SITE)
+WORDS = " ".join(PUBLISHED.split())  # the same on one line: sentences may break anywhere
 
 
 def method_of(folder: Path, label: str) -> dict[str, Any]:

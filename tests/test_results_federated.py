@@ -10,14 +10,12 @@ from laconic.reproduce.federated import LEARNED, TUNED, recipe_for
 from laconic.show.sweep_report import ranking_table
 from laconic.store.runlog import read
 from laconic.zoo import cards
-from tests.recorded import method_of, numbers_of
+from tests.recorded import PUBLISHED as DOCS
+from tests.recorded import WORDS, method_of, numbers_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PANELS = RESULTS / "reproduce" / "fig-federated-full" / "panels"
-DOCS = (ROOT / "docs" / "results.md").read_text()
-WORDS = " ".join(DOCS.split())
-GRIDS = (ROOT / "docs" / "results-federated.md").read_text()
 WINDOWS = ((181, 200), (951, 1000))
 SWEEPS = [(task, alpha, spec) for (task, alpha), specs in TUNED.items() for spec in specs]
 OURS = ("FedLOpt", "FedLOpt (tuned)")
@@ -65,7 +63,7 @@ def _check_sweep(name: str, alpha: str, spec: str) -> None:
     assert numbers_of(spec) == numbers_of(records[-1]["best"])
     assert records[0]["config"]["federated"]["alpha"] == float(alpha)
     assert records[0]["config"]["rank_by"] == "valid"
-    assert ranking_table(records).strip() in GRIDS
+    assert ranking_table(records).strip() in DOCS
 
 
 @pytest.mark.parametrize(("task", "alpha"), LEARNED)

@@ -7,12 +7,12 @@ from laconic.reproduce.registry import EXPERIMENTS
 from laconic.store.runlog import read
 from laconic.tasks.catalog import make_task
 from laconic.zoo import load
+from tests.recorded import PUBLISHED as DOCS
 from tests.recorded import ROOT, mean_curve, method_of, rounds_to, train_losses
+from tests.recorded import WORDS as TOLD
 
 FOLDER = ROOT / "results" / "reproduce" / "fig-large-full"
 SMALL = ROOT / "results" / "vit-small-scale"
-DOCS = (ROOT / "docs" / "results.md").read_text()
-TOLD = " ".join(DOCS.split())
 PANELS = FOLDER / "panels"
 LEARNED = ("LOpt-A", "LAgg-A", "LOpt-A (general)")
 COMPARED = ("Local SGD", "SlowMo", "Adam", *LEARNED)
@@ -162,9 +162,9 @@ def test_against_local_sgd_at_the_rate_for_the_mlp():
         said.append(carried["minimum"])
         for label, found in rounds.items():
             found.append(rounds_to(PANELS / panel, label, carried["minimum"]))
-    losses = "ResNet-50 (a loss of {:.2f}), and after 300 on the ViT ({:.2f}) and the decoder ({:.2f})".format(
-        *said
-    )
+    losses = (
+        "ResNet-50 (a loss of {:.2f}), and after 300 on the ViT ({:.2f}) and the decoder ({:.2f})"
+    ).format(*said)
     learned = "LOpt-A is after {}, {} and {} rounds".format(*rounds["LOpt-A"])
     assert (
         f"{losses}, {learned}, and LAgg-A after {{}}, {{}} and {{}}.".format(*rounds["LAgg-A"])

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from laconic.store.runlog import read
-from tests.recorded import mean_curve, method_of, peak, rounds_to, train_losses
+from tests.recorded import PUBLISHED as DOCS
+from tests.recorded import WORDS, mean_curve, method_of, peak, rounds_to, train_losses
 
 ROOT = Path(__file__).parents[1]
-DOCS = (ROOT / "docs" / "results.md").read_text()
-WORDS = " ".join(DOCS.split())  # lines end anywhere
 LEARNED = ("LOpt-A", "LAgg-A")
 
 
