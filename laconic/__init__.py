@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from laconic.federated.options import Federated
     from laconic.federated.population import Population, population_of
     from laconic.local import LocalOptimizer
-    from laconic.meta.horizon import Horizon
+    from laconic.meta.estimator import Horizon
     from laconic.meta.problem import Inner
     from laconic.meta.train import MetaTrainer, Outer
     from laconic.method import Method, Setting, local_method
@@ -104,7 +104,7 @@ _HOMES = {
     "laconic.federated.options": "Federated",
     "laconic.federated.population": "Population population_of",
     "laconic.local": "LocalOptimizer",
-    "laconic.meta.horizon": "Horizon",
+    "laconic.meta.estimator": "Horizon",
     "laconic.meta.problem": "Inner",
     "laconic.meta.train": "MetaTrainer Outer",
     "laconic.outer": "LearnedOptimizer OUTER OuterOptimizer from_optax",

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import laconic
-from laconic.meta.horizon import Horizon
+from laconic.meta.estimator import Horizon
 from laconic.meta.pes import es, pes
-from laconic.meta.registry import ESTIMATORS
+from laconic.meta.train import ESTIMATORS
 from laconic.outer import OUTER
 from tests.meta.quadratic import CALM, unflatten
 from tests.outer.trees import QUICK

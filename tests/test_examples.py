@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from laconic.zoo.shelf import WEIGHTS
+from laconic.zoo.file import WEIGHTS
 from tests.outer.trees import QUICK
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -142,7 +142,7 @@ LOCAL = LocalOptimizer("sgd", 0.07, weight_decay=0.01, clip=1.25)
 def shelf(tmp_path, monkeypatch):
     """Two published optimizers: one of the mean delta, one for eight workers."""
     folder = tmp_path / "weights"
-    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
+    monkeypatch.setattr("laconic.zoo.file.WEIGHTS", folder)
     card = {"local": asdict(LOCAL), "summary": "for tests"}
     zoo.publish(folder / "made-up.safetensors", LOPT_A, weights(), a_card(name="made-up", **card))
     zoo.publish(

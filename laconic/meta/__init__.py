@@ -1,1 +1,1 @@
-"""Meta-training: gradient estimators for learned optimizers, the runs they unroll, and the trainer."""
+"""Meta-training: gradient estimators, the runs they unroll, and the trainer."""

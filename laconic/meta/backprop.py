@@ -16,6 +16,7 @@ from laconic.errors import require_positive
 from laconic.meta.estimator import (
     Clock,
     GradientEstimator,
+    Horizon,
     Metrics,
     begin_all,
     group_keys,
@@ -23,7 +24,6 @@ from laconic.meta.estimator import (
     tick,
     where_N,
 )
-from laconic.meta.horizon import Horizon
 from laconic.meta.problem import InnerProblem, capped
 from laconic.outer.learned import Theta
 

@@ -1,5 +1,4 @@
-"""What a gradient estimator is, and the bookkeeping all of them share: runs that end and begin
-anew.
+"""What a gradient estimator is, and what all of them share: horizons, and runs that begin anew.
 
 Estimators keep N groups of training runs under way (for the antithetic ones a group is a pair, +
 and −). Each group has its own key, its own length κ and its own count c of rounds; it begins anew
@@ -7,15 +6,54 @@ once c ≥ κ, and only between truncations, so the unroll itself has no branche
 group i depends on (key, i) alone, not on where it runs.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from laconic.meta.horizon import Horizon
+from laconic.errors import LaconicError
 from laconic.meta.problem import InnerProblem
 from laconic.outer.learned import Theta
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """Lengths drawn log-uniformly from [shortest, longest] rounds, so that early rounds are seen
+    most often.
+
+    With `ramp` > 0 the longest one grows with the outer steps, geometrically from the shortest to
+    its full value after `ramp` of them: first learn to begin well, then to go on.
+    """
+
+    shortest: int = 100
+    longest: int = 1000
+    ramp: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise LaconicError(
+                f"horizons need 1 ≤ shortest ≤ longest, got {self.shortest} and {self.longest}."
+            )
+        if self.ramp < 0:
+            raise LaconicError(f"the ramp of horizons is a number of outer steps, got {self.ramp}.")
+
+    def check_truncation(self, truncation: int) -> None:
+        """Refuse to unroll more rounds at a time than any run has."""
+        if truncation > self.longest:
+            raise LaconicError(
+                f"a truncation of {truncation} rounds is longer than the longest run, "
+                f"{self.longest}."
+            )
+
+    def sample(self, key: jax.Array, age: jax.Array | int = 0) -> jax.Array:
+        """One length, for a run that begins in outer step `age`."""
+        low, span = math.log(self.shortest), math.log(self.longest / self.shortest)
+        grown = jnp.minimum(jnp.asarray(age, jnp.float32) / self.ramp, 1.0) if self.ramp else 1.0
+        drawn = jnp.exp(low + span * grown * jax.random.uniform(key, ()))
+        return jnp.clip(jnp.round(drawn).astype(jnp.int32), self.shortest, self.longest)
 
 
 class Metrics(NamedTuple):
@@ -48,7 +86,7 @@ class Clock(NamedTuple):
 
 
 def start_clocks(groups: int, horizon: Horizon, key: jax.Array) -> Clock:
-    """Everyone with its own κ, and c already somewhere below it, so that ends do not fall together."""
+    """Each group with its own κ and a random c below it, so that ends do not fall together."""
     ids_N = jnp.arange(groups)
 
     def one(group: jax.Array) -> Clock:

@@ -23,13 +23,12 @@ import jax
 import numpy as np
 
 from laconic.errors import LaconicError, require_seed
-from laconic.runs.compare import CHECKPOINT, Interrupted
-from laconic.runs.memory import out_of_memory
-from laconic.meta.mesh import group_mesh
-from laconic.meta.train import MetaTrainer, Progress, score
+from laconic.meta.train import MetaTrainer, Progress, group_mesh, score
 from laconic.outer.learned import Theta
 from laconic.runs import meta_folder
+from laconic.runs.compare import CHECKPOINT, Interrupted
 from laconic.runs.folder import note_changes
+from laconic.runs.memory import out_of_memory
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.meta_run import Best, MetaObserver, MetaRun, Unwatched, kept
 from laconic.runs.processes import agreed

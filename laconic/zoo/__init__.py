@@ -7,7 +7,7 @@ for.
 from typing import TYPE_CHECKING, Any
 
 from laconic.zoo.card import Card, to_markdown
-from laconic.zoo.shelf import cards, export, faults, published
+from laconic.zoo.file import cards, export, faults, published
 
 if TYPE_CHECKING:
     from laconic.zoo.optimizer import Published, load, publish

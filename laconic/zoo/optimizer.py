@@ -16,7 +16,7 @@ from laconic.outer.base import OuterOptimizer
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.zoo import file
 from laconic.zoo.card import Card
-from laconic.zoo.shelf import locate
+from laconic.zoo.file import locate
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Published:
 
     @property
     def sha256(self) -> str:
-        """Of all that decides its steps: φ, and its architecture where that is not the default one."""
+        """The hash of all that decides its steps: φ, and what differs from the default options."""
         own = asdict(self.learned)
         told = {f.name: own[f.name] for f in fields(self.learned) if own[f.name] != f.default}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())

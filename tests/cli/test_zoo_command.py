@@ -14,7 +14,7 @@ from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
 def shelf(tmp_path, monkeypatch):
     folder = tmp_path / "weights"
     folder.mkdir()
-    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
+    monkeypatch.setattr("laconic.zoo.file.WEIGHTS", folder)
     return folder
 
 

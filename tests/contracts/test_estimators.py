@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.meta.estimator import GradientEstimator, Metrics
-from laconic.meta.horizon import Horizon
+from laconic.meta.estimator import GradientEstimator, Horizon, Metrics
 from laconic.meta.problem import InnerProblem
-from laconic.meta.registry import ESTIMATORS
+from laconic.meta.train import ESTIMATORS
 from tests.meta.quadratic import CALM, CEILING, STORMY, begin, draw, flatten, unflatten, unroll
 from tests.outer.trees import QUICK
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from laconic.meta.mesh import group_mesh
+from laconic.meta.train import group_mesh
 from tests.meta.pair import TIMEOUT, free_address, run_pair, start
 from tests.outer.trees import assert_close
 
 TRAIN = """
 import sys, jax, numpy as np, safetensors.numpy
 from laconic.client import LocalOptimizer
-from laconic.meta.horizon import Horizon
-from laconic.meta.mesh import group_mesh
+from laconic.meta.estimator import Horizon
+from laconic.meta.train import group_mesh
 from laconic.meta.problem import Inner
 from laconic.meta.train import MetaTrainer, Outer
 from laconic.outer.learned import LearnedOptimizer

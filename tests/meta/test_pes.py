@@ -11,8 +11,7 @@ import pytest
 
 from laconic.client import LocalOptimizer
 from laconic.meta.backprop import backprop
-from laconic.meta.estimator import Clock, group_keys, start_clocks
-from laconic.meta.horizon import Horizon
+from laconic.meta.estimator import Clock, Horizon, group_keys, start_clocks
 from laconic.meta.pes import Pairs, es, perturbation, pes
 from laconic.meta.problem import Inner, InnerProblem, training_problem
 from laconic.outer.learned import LearnedOptimizer

@@ -13,7 +13,7 @@ import pytest
 from laconic.client import LocalOptimizer, local_client
 from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
-from laconic.meta.horizon import Horizon
+from laconic.meta.estimator import Horizon
 from laconic.meta.problem import Inner, InnerProblem, capped, training_problem
 from laconic.outer.learned import LearnedOptimizer
 from laconic.round import (

@@ -99,7 +99,7 @@ def test_what_is_under_way_by_another_is_not_gone_on_with(path, task, tmp_path, 
 @pytest.fixture
 def shelf(tmp_path, monkeypatch):
     """A folder of published files with one that is called own."""
-    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr("laconic.zoo.file.WEIGHTS", tmp_path / "weights")
     publish(tmp_path / "weights", seed=5)
     return tmp_path / "weights"
 

@@ -37,7 +37,7 @@ def setting(workers):
 def shelf(tmp_path, monkeypatch):
     """Published ones: of the mean delta with two kinds of workers, and one for eight workers."""
     folder = tmp_path / "weights"
-    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
+    monkeypatch.setattr("laconic.zoo.file.WEIGHTS", folder)
     for name, local in LOCALS.items():
         zoo.publish(
             folder / f"{name}.safetensors",

@@ -181,7 +181,7 @@ def test_the_page_is_a_heading_a_snippet_tables_and_limits():
 
 @pytest.mark.parametrize("learned", [LEARNED[0], LAGG_A], ids=lambda spec: spec.architecture)
 def test_the_snippet_on_the_page_runs(monkeypatch, tmp_path, learned):
-    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", tmp_path)
+    monkeypatch.setattr("laconic.zoo.file.WEIGHTS", tmp_path)
     monkeypatch.setattr(laconic, "load", zoo.load, raising=False)
     zoo.publish(tmp_path / "made-up.safetensors", learned, weights(learned), a_card(learned))
     (snippet,) = re.findall("```python\n(.*?)```", to_markdown(a_card(learned)), re.S)

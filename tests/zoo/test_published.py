@@ -26,7 +26,7 @@ def shelf(tmp_path, monkeypatch):
     """An empty folder of published files in the place of the package's own."""
     folder = tmp_path / "weights"
     folder.mkdir()
-    monkeypatch.setattr("laconic.zoo.shelf.WEIGHTS", folder)
+    monkeypatch.setattr("laconic.zoo.file.WEIGHTS", folder)
     return folder
 
 

@@ -11,7 +11,7 @@ from laconic import zoo
 from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.store.archive import records_file
 from laconic.zoo.card import to_json
-from laconic.zoo.shelf import WEIGHTS
+from laconic.zoo.file import WEIGHTS
 from tests.outer.trees import QUICK, SHAPES, random_deltas, random_tree
 from tests.zoo.made import LOPT_A, a_card, weights
 
