@@ -1,14 +1,17 @@
 """A task: how to start a model, its loss on a batch, and where batches come from."""
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from laconic.data.feed import Arrays, Batch, Feed, Resident
+from laconic.data.feed import Arrays, Batch, Feed, Resident, rows
+from laconic.errors import LaconicError
 
 Params = Any
 ModelState = Any
@@ -66,9 +69,14 @@ def plain_task(
     loss.
     """
     if isinstance(data, Feed):
+        if test is not None:
+            raise LaconicError(f"{name}: the feed holds its own splits; put the test data into it.")
         feed = data
     else:
         feed = Resident({"train": data} if test is None else {"train": data, "test": test})
+    if isinstance(feed, Resident) and feed.gather is rows:
+        for split, arrays in feed.splits.items():
+            _check_examples(arrays, f"{name}, {split} data")
 
     def full_loss(
         params: Params, model_state: ModelState, batch: Batch, key: jax.Array
@@ -80,6 +88,27 @@ def plain_task(
         return {"loss": loss(params, batch), **more}
 
     return Task(name, lambda key: (init(key), ()), full_loss, feed, evaluate=evaluate)
+
+
+def _check_examples(arrays: Arrays, where: str) -> None:
+    """Refuse what has no rows to draw, or rows that would be paired with the wrong ones."""
+    named = jax.tree_util.tree_flatten_with_path(arrays)[0]
+    if not named:
+        raise LaconicError(f"{where}: there are no arrays; give at least one, an example a row.")
+    lengths = {}
+    for path, leaf in named:
+        what = jax.tree_util.keystr(path) or "it"
+        if not isinstance(leaf, np.ndarray | jax.Array) or leaf.dtype.kind in "OUSMm":
+            raise LaconicError(
+                f"{where}: {what} is no array of numbers but {reprlib.repr(leaf)}; give NumPy or "
+                "JAX arrays (np.asarray of a list)."
+            )
+        if leaf.ndim == 0 or leaf.shape[0] == 0:
+            raise LaconicError(f"{where}: {what} has shape {leaf.shape}, which holds no example.")
+        lengths[what] = leaf.shape[0]
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{what} has {many}" for what, many in lengths.items())
+        raise LaconicError(f"{where}: arrays differ in their number of examples: {told} rows.")
 
 
 def count_parameters(params: Params) -> int:
