@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from laconic.errors import LaconicError, unknown
@@ -21,8 +22,8 @@ class LocalOptimizer:
     """SGD, or AdamW with moments kept across rounds (as DiLoCo does).
 
     `clip` bounds the global norm of each gradient (0: off). `decay_steps` > 0 anneals the rate by a
-    cosine over that many local steps. For anything else give `local_client` an optax optimizer of
-    your own.
+    cosine over that many local steps. Numbers may be traced, and are not checked then. For anything
+    else give `local_client` an optax optimizer of your own.
     """
 
     name: str = "sgd"
@@ -34,13 +35,14 @@ class LocalOptimizer:
     def __post_init__(self) -> None:
         if self.name not in LOCAL_OPTIMIZERS:
             raise unknown("local optimizer", self.name, LOCAL_OPTIMIZERS)
-        if not self.learning_rate > 0:
+        if isinstance(self.learning_rate, Real) and not self.learning_rate > 0:
             raise LaconicError(
                 f"the local learning rate must be positive, got {self.learning_rate}."
             )
         for knob in ("weight_decay", "clip", "decay_steps"):
-            if getattr(self, knob) < 0:
-                raise LaconicError(f"{knob} must not be negative, got {getattr(self, knob)}.")
+            value = getattr(self, knob)
+            if isinstance(value, Real) and value < 0:
+                raise LaconicError(f"{knob} must not be negative, got {value}.")
 
     def optax(self) -> optax.GradientTransformation:
         """The optax optimizer these numbers describe."""
@@ -49,7 +51,12 @@ class LocalOptimizer:
         rate = self.learning_rate
         if self.decay_steps:
             rate = optax.cosine_decay_schedule(self.learning_rate, self.decay_steps)
-        return chained(self.name, rate, self.weight_decay or None, self.clip or None)
+        return chained(self.name, rate, _unless_off(self.weight_decay), _unless_off(self.clip))
+
+
+def _unless_off(value: float) -> float | None:
+    """None for 0; a traced number is always on."""
+    return None if isinstance(value, Real) and value == 0 else value
 
 
 def chained(

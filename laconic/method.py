@@ -1,14 +1,20 @@
-"""What is trained and how, in numbers: a method and the setting it runs in."""
+"""What is trained and how, in numbers: a method, the setting it runs in, and what defines a named
+one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
-from laconic.client import Client, LocalOptimizer, local_client
+import numpy as np
+
+from laconic.client import Client, LocalOptimizer, gradient_client, local_client
 from laconic.compress import DENSE, Compressor
-from laconic.errors import LaconicError, require_positive, require_seed
+from laconic.errors import LaconicError, require_positive, require_seed, unknown
 from laconic.federated.options import Federated
 from laconic.outer import OuterOptimizer
 from laconic.tasks.base import Task
+from laconic.zoo import Published
 
 
 @dataclass(frozen=True)
@@ -99,3 +105,150 @@ def check_workers(method: Method, K: int) -> None:
             f"{K}. "
             f"Use {made_for} workers, or an optimizer of the mean delta such as lopt-a."
         )
+
+
+# --- named methods --------------------------------------------------------------------------------
+
+Number = Any  # a float, or a traced float32
+Point = Mapping[str, float]  # of a grid: hyper-parameter → value
+Use = Literal["sweep", "train", "flower"]
+REFUSALS: dict[Use, str] = {
+    "sweep": "cannot be swept",
+    "train": "cannot train in processes of their own",
+    "flower": "cannot be a Flower strategy",
+}
+
+
+class Range(NamedTuple):
+    """The numbers that an option may be: in words, and as a test."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+POSITIVE = Range("positive and finite", lambda x: 0 < x < math.inf)
+NOT_NEGATIVE = Range("finite and not negative", lambda x: 0 <= x < math.inf)
+FRACTION = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+FINITE = Range("finite", math.isfinite)
+SEED = Range(f"between 0 and {2**32 - 1}", lambda x: 0 <= x < 2**32)
+
+
+class Option(NamedTuple):
+    """One option of a method; a point of a sweep gives all that are `swept` and no others."""
+
+    default: float | int | str
+    help: str
+    range: Range = POSITIVE
+    swept: bool = True
+
+
+# Options of every method with local steps, and the fields of its local optimizer. They count only
+# where they are given.
+WORKERS = {"clip": "clip", "decay": "weight_decay"}
+
+
+def plain_client(task: Task, local: LocalOptimizer) -> Client:
+    """Steps of the local optimizer and nothing else."""
+    return local_client(task, local.optax())
+
+
+class Parts(NamedTuple):
+    """What a method is made of; `client` makes a worker of the local optimizer.
+
+    Without a local optimizer, workers send gradients.
+    """
+
+    local: LocalOptimizer | None
+    outer: OuterOptimizer
+    client: Callable[[Task, LocalOptimizer], Client] = plain_client
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A named method; `make(K, **options)` gives its parts.
+
+    cannot: uses that the method is not for, each with the reason and what to do instead
+    budget: maps (K, H) to the workers and steps really used
+    """
+
+    name: str
+    summary: str
+    make: Callable[..., Parts]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    cannot: Mapping[Use, str] = field(default_factory=dict)
+    local_steps: bool = True
+    budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
+    published: Published | None = None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options and their defaults."""
+        return {name: option.default for name, option in self.options.items()}
+
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """The hyper-parameters that every point of a sweep gives."""
+        return tuple(name for name, option in self.options.items() if option.swept)
+
+    @property
+    def workers(self) -> dict[str, str]:
+        """Options of the local steps beside the method's own, and their fields."""
+        if not self.local_steps:
+            return {}
+        return {name: at for name, at in WORKERS.items() if name not in self.options}
+
+    def build(
+        self, K: int, numbers: Mapping[str, Number]
+    ) -> tuple[Callable[[Task], Client], OuterOptimizer]:
+        """The client of a task and the outer optimizer, from numbers or traced numbers.
+
+        `numbers` are options, clip and decay included; those left out keep their defaults.
+        """
+        own = {name: numbers.get(name, default) for name, default in self.defaults.items()}
+        local, outer, client = self.make(K, **own)
+        if local is None:
+            return gradient_client, outer
+        given = {at: numbers[name] for name, at in self.workers.items() if name in numbers}
+        worker = replace(local, **given)
+        return (lambda task: client(task, worker)), outer
+
+    def check(self, name: str, value: Any, allowed: Range) -> None:
+        """Raise unless a number is in its range, as float32 if it is one of these."""
+        with np.errstate(over="ignore", under="ignore"):
+            kept = float(np.float32(value)) if isinstance(value, float) else value
+        if not isinstance(value, str) and not allowed.holds(kept):
+            raise LaconicError(f"{self.name}: {name} must be {allowed.words}, got {value}.")
+
+    def named_in(self, point: Point) -> tuple[str, ...]:
+        """The hyper-parameters of a point in order: those of the method, then of its workers."""
+        return (*self.swept, *(name for name in self.workers if name in point))
+
+    def check_points(self, points: Sequence[Point]) -> None:
+        """Raise unless every point gives all hyper-parameters, each in its range, and all points
+        give the same: one program serves them all."""
+        known = {name: self.options[name].range for name in self.swept}
+        known |= dict.fromkeys(self.workers, POSITIVE)
+        for point in points:
+            for name, value in point.items():
+                if name not in known:
+                    raise unknown(f"hyper-parameter of {self.name}", name, known)
+                self.check(name, float(value), known[name])
+            missing = [name for name in self.swept if name not in point]
+            if missing:
+                raise LaconicError(
+                    f"{self.name} has the hyper-parameters {', '.join(self.swept)}: give "
+                    f"{', '.join(missing)} too."
+                )
+        kinds = {self.named_in(point) for point in points}
+        if len(kinds) > 1:
+            both = " and ".join(sorted(", ".join(kind) for kind in kinds))
+            raise LaconicError(
+                f"{self.name}: some points give {both}; give all of them the same hyper-parameters."
+            )
+
+    def spec(self, point: Point, compress: str = DENSE.name) -> str:
+        """The point as `laconic compare` reads it, in full precision."""
+        said = [f"{name}={float(point[name])!r}" for name in self.named_in(point)]
+        if compress != DENSE.name:
+            said.append(f"compress={compress}")
+        return f"{self.name}:{','.join(said)}"

@@ -1,332 +1,379 @@
-"""Methods by name: `parse_method("slowmo:gamma=0.3,alpha=1.66,beta=0.9", K)`.
+"""Every named method, once: `parse_method("slowmo:gamma=0.3,alpha=1.66,beta=0.9", K)`.
 
-A method is a local optimizer, an outer optimizer and a compressor. An outer optimizer whose
-registry line gives it a row is one by itself, with SGD workers; any other is a function and a line
-below, and its keyword arguments are its options on the command line.
+A method is a local optimizer, an outer optimizer and a compressor. Its definition names its options
+and builds it from numbers, which may be traced: `laconic compare` and `laconic train` build one
+method from plain numbers, `laconic sweep` a grid of them from arrays. An outer optimizer whose
+registry line gives it a row is a method by its own name, with SGD workers, and so is a learned
+optimizer, published or from a file.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 
-from laconic.client import Client, LocalOptimizer, gradient_client, local_client
 from laconic.compress import DENSE, Compressor, parse_compressor
-from laconic.errors import LaconicError, require_seed, unknown
-from laconic.families import FAMILIES, check_number, is_learned, own_names
+from laconic.errors import LaconicError, unknown
 from laconic.federated.clients import proximal_client, scaffold_client
-from laconic.method import Method
-from laconic.outer import OUTER, OuterOptimizer, from_optax
-from laconic.tasks.base import Task
-from laconic.zoo import Published, cards, load, published
+from laconic.local import LocalOptimizer
+from laconic.method import (
+    FINITE,
+    FRACTION,
+    NOT_NEGATIVE,
+    REFUSALS,
+    SEED,
+    WORKERS,
+    Definition,
+    Method,
+    Number,
+    Option,
+    Parts,
+    Use,
+)
+from laconic.outer import OUTER, from_optax
+from laconic.zoo import cards, load, published
 
-FLOAT32_MAX = 3.4028234e38
-HAND_DESIGNED = {
-    *FAMILIES,
-    "optax",
-    "small-batch-sgd",
-}  # whose numbers have ranges; others see to their own
-COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
-
-
-class Entry(NamedTuple):
-    """`make(K, **options)` gives a local optimizer (None: no local steps), an outer one, and how K
-    and H are used."""
-
-    make: Callable[..., "Parts"]
-    summary: str
-    published: Published | None = None
+# --- how methods are made -------------------------------------------------------------------------
 
 
-def plain_client(task: Task, local: LocalOptimizer) -> Client:
-    """Steps of the local optimizer and nothing else."""
-    return local_client(task, local.optax())
+def _under(outer: str) -> Callable[..., Parts]:
+    """SGD workers under an outer optimizer, which takes the method's other options."""
+
+    def make(K: int, gamma: Number, **options: Any) -> Parts:
+        return Parts(LocalOptimizer("sgd", gamma), OUTER[outer].make(**options))
+
+    return make
 
 
-class Parts(NamedTuple):
-    """What a method is made of; `client` makes a worker of the local optimizer."""
-
-    local: LocalOptimizer | None
-    outer: OuterOptimizer
-    budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
-    client: Callable[[Task, LocalOptimizer], Client] = plain_client
+def _slowmo(K: int, gamma: Number, alpha: Number, beta: Number) -> Parts:
+    outer = OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
+    return Parts(LocalOptimizer("sgd", gamma), outer)
 
 
-def local_sgd(K: int, gamma: float = 0.5) -> Parts:
-    """Stich (2019)."""
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["average"].make())
+def _diloco(K: int, gamma: Number, lr: Number, momentum: Number, local: str) -> Parts:
+    outer = OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
+    return Parts(LocalOptimizer(local, gamma), outer)
 
 
-def slowmo(K: int, gamma: float = 0.1, alpha: float = 1.0, beta: float = 0.95) -> Parts:
-    """Wang et al. (2019)."""
-    return Parts(
-        LocalOptimizer("sgd", gamma), OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
-    )
-
-
-def diloco(
-    K: int, gamma: float = 1e-3, lr: float = 0.7, momentum: float = 0.9, local: str = "adamw"
-) -> Parts:
-    """Douillard et al. (2024)."""
-    return Parts(
-        LocalOptimizer(local, gamma), OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
-    )
-
-
-def fedavg(K: int, gamma: float = 0.1) -> Parts:
-    """McMahan et al. (2017): local SGD, by the name it has in federated learning."""
-    return local_sgd(K, gamma)
-
-
-def fedavgm(K: int, gamma: float = 0.1, eta: float = 1.0, beta: float = 0.9) -> Parts:
-    """Hsu et al. (2019)."""
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["fedavgm"].make(eta=eta, beta=beta))
-
-
-def fedprox(K: int, gamma: float = 0.1, mu: float = 0.01) -> Parts:
-    """Li et al. (2020)."""
+def _fedprox(K: int, gamma: Number, mu: Number) -> Parts:
     client = lambda task, local: proximal_client(task, local.optax(), mu)
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["average"].make(), client=client)
+    return Parts(LocalOptimizer("sgd", gamma), OUTER["average"].make(), client)
 
 
-def scaffold(K: int, gamma: float = 0.05, eta: float = 1.0) -> Parts:
-    """Karimireddy et al. (2020), option II."""
+def _scaffold(K: int, gamma: Number, eta: Number) -> Parts:
     client = lambda task, local: scaffold_client(task, local.optax(), local.learning_rate)
-    return Parts(LocalOptimizer("sgd", gamma), from_optax(optax.sgd(eta)), client=client)
+    return Parts(LocalOptimizer("sgd", gamma), from_optax(optax.sgd(eta)), client)
 
 
-def fedadam(
-    K: int,
-    gamma: float = 0.1,
-    eta: float = 0.01,
-    tau: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-) -> Parts:
-    """Reddi et al. (2020)."""
-    return Parts(
-        LocalOptimizer("sgd", gamma),
-        OUTER["fedadam"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2),
-    )
-
-
-def fedyogi(
-    K: int,
-    gamma: float = 0.1,
-    eta: float = 0.01,
-    tau: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-) -> Parts:
-    """Reddi et al. (2020)."""
-    return Parts(
-        LocalOptimizer("sgd", gamma),
-        OUTER["fedyogi"].make(eta=eta, tau=tau, beta1=beta1, beta2=beta2),
-    )
-
-
-def fedadagrad(
-    K: int, gamma: float = 0.1, eta: float = 0.1, tau: float = 1e-3, beta1: float = 0.9
-) -> Parts:
-    """Reddi et al. (2020)."""
-    return Parts(
-        LocalOptimizer("sgd", gamma), OUTER["fedadagrad"].make(eta=eta, tau=tau, beta1=beta1)
-    )
-
-
-def named_optax(
-    K: int, name: str = "adam", lr: float = 1e-3, gamma: float = 0.1, local: str = "sgd"
-) -> Parts:
-    """Any optax optimizer on the mean delta."""
+def _optax(K: int, name: str, lr: Number, gamma: Number, local: str) -> Parts:
     return Parts(LocalOptimizer(local, gamma), OUTER["optax"].make(name=name, learning_rate=lr))
 
 
-def synchronous_sgd(K: int, alpha: float = 0.1) -> Parts:
-    """One gradient at batch K·H·B a round."""
-    return Parts(None, from_optax(optax.sgd(alpha)))
+def _gamma(default: float) -> Option:
+    return Option(default, "learning rate of the workers")
 
 
-def synchronous_adam(K: int, alpha: float = 0.01) -> Parts:
-    """One gradient at batch K·H·B a round."""
-    return Parts(None, from_optax(optax.adam(alpha)))
+def _eta(default: float) -> Option:
+    return Option(default, "learning rate of the server")
 
 
-def small_batch_sgd(K: int, alpha: float = 0.05) -> Parts:
-    """K·H sequential steps of batch B a round: what the samples could buy if communication were
-    free."""
-    return Parts(LocalOptimizer("sgd", alpha), OUTER["average"].make(), lambda K, H: (1, K * H))
+def _adaptive(eta: float, *betas: float) -> dict[str, Option]:
+    """The options of Reddi et al.'s servers, of which a sweep varies the two rates."""
+    found = {"gamma": _gamma(0.1), "eta": _eta(eta)}
+    found["tau"] = Option(1e-3, "added to the root of the second moment", swept=False)
+    for i, beta in enumerate(betas, start=1):
+        found[f"beta{i}"] = Option(beta, f"decay rate of moment {i}", FRACTION, swept=False)
+    return found
 
 
-def _untrained(architecture: str) -> Entry:
-    def mean_only(
-        K: int, gamma: float = 0.1, seed: int = 0, scale: float = 1.0, weight_decay: float = 0.0
-    ) -> Parts:
-        require_seed(seed)
-        outer = OUTER[architecture].make(seed=seed, scale=scale, weight_decay=weight_decay)
-        return Parts(LocalOptimizer("sgd", gamma), outer)
-
-    def worker_aware(
-        K: int,
-        gamma: float = 0.1,
-        seed: int = 0,
-        scale: float = 1.0,
-        weight_decay: float = 0.0,
-        fill: str = "mean",
-    ) -> Parts:
-        require_seed(seed)
-        outer = OUTER[architecture].make(
-            workers=K, seed=seed, scale=scale, weight_decay=weight_decay, fill=fill
-        )
-        return Parts(LocalOptimizer("sgd", gamma), outer)
-
-    make = worker_aware if architecture.startswith("lagg") else mean_only
-    return Entry(make, f"learned ({architecture}), random weights: not trained, expect it to fail")
+_MOMENTUM = "momentum of the server"
+_LOCAL = "the workers' optimizer, sgd or adamw"
 
 
-METHODS: dict[str, Entry] = {
-    "local-sgd": Entry(local_sgd, "average the workers' weights after H local SGD steps"),
-    "slowmo": Entry(slowmo, "local SGD with slow momentum on the server"),
-    "diloco": Entry(diloco, "AdamW locally, Nesterov momentum on the server"),
-    "fedavg": Entry(fedavg, "federated averaging: local SGD by its other name"),
-    "fedavgm": Entry(fedavgm, "federated averaging with momentum on the server"),
-    "fedprox": Entry(
-        fedprox,
+def _learned(rate: float, gathers: bool) -> dict[str, Option]:
+    """The options of a learned optimizer; `gathers`: it sees every worker's delta."""
+    found = {
+        "gamma": _gamma(rate),
+        "scale": Option(1.0, "factor on every step"),
+        "weight_decay": Option(0.0, "share of each weight taken off a round", FRACTION),
+    }
+    if gathers:
+        fill = "what stands for an absent worker: mean (of the others) or zero"
+        found["fill"] = Option("mean", fill, swept=False)
+    return found
+
+
+def _untrained(architecture: str) -> Definition:
+    gathers = architecture.startswith("lagg")
+    gamma, *others = _learned(0.1, gathers).items()
+    seed = Option(0, "seed of the random weights", SEED, swept=False)
+
+    def make(K: int, gamma: Number, **options: Any) -> Parts:
+        workers = {"workers": K} if gathers else {}
+        return Parts(LocalOptimizer("sgd", gamma), OUTER[architecture].make(**workers, **options))
+
+    return Definition(
+        architecture,
+        f"learned ({architecture}), random weights: not trained, expect it to fail",
+        make,
+        dict([gamma, ("seed", seed), *others]),
+        {"sweep": "its weights are random: take a published optimizer"},
+    )
+
+
+def _published(name: str) -> Definition:
+    found = load(name)
+    local = found.recommended_local
+
+    def make(K: int, gamma: Number, **options: Any) -> Parts:
+        found.check_workers(K)
+        return Parts(replace(local, learning_rate=gamma), found.outer(**options))
+
+    options = _learned(float(local.learning_rate), found.learned.gathers)
+    return Definition(name, found.card.summary, make, options, published=found)
+
+
+def _own(name: str) -> Definition:
+    options = {"gamma": _gamma(0.1)}
+    for option, default in OUTER[name].options.items():
+        swept = isinstance(default, float)
+        options[option] = Option(default, f"option of {name}", FINITE, swept)
+    return Definition(name, OUTER[name].summary, _under(name), options)
+
+
+# --- the methods ----------------------------------------------------------------------------------
+
+_DEFINITIONS = (
+    Definition(
+        "local-sgd",
+        "average the workers' weights after H local SGD steps",  # Stich (2019)
+        _under("average"),
+        {"gamma": _gamma(0.5)},
+    ),
+    Definition(
+        "slowmo",
+        "local SGD with slow momentum on the server",  # Wang et al. (2019)
+        _slowmo,
+        {
+            "gamma": _gamma(0.1),
+            "alpha": Option(1.0, "slow learning rate, in units of gamma"),
+            "beta": Option(0.95, "slow momentum", FRACTION),
+        },
+    ),
+    Definition(
+        "diloco",
+        "AdamW locally, Nesterov momentum on the server",  # Douillard et al. (2024)
+        _diloco,
+        {
+            "gamma": _gamma(1e-3),
+            "lr": _eta(0.7),
+            "momentum": Option(0.9, _MOMENTUM, FRACTION),
+            "local": Option("adamw", _LOCAL, swept=False),
+        },
+    ),
+    Definition(
+        "fedavg",
+        "federated averaging: local SGD by its other name",  # McMahan et al. (2017)
+        _under("average"),
+        {"gamma": _gamma(0.1)},
+    ),
+    Definition(
+        "fedavgm",
+        "federated averaging with momentum on the server",  # Hsu et al. (2019)
+        _under("fedavgm"),
+        {"gamma": _gamma(0.1), "eta": _eta(1.0), "beta": Option(0.9, _MOMENTUM, FRACTION)},
+    ),
+    Definition(
+        "fedprox",  # Li et al. (2020)
         "federated averaging with a proximal term that holds clients near the shared weights",
+        _fedprox,
+        {"gamma": _gamma(0.1), "mu": Option(0.01, "weight of the proximal term", NOT_NEGATIVE)},
+        {
+            "flower": "its clients hold back and its server averages: take fedavg, and add the "
+            "proximal term in your clients"
+        },
     ),
-    "scaffold": Entry(
-        scaffold, "federated averaging with control variates against client drift (option II)"
+    Definition(
+        "scaffold",  # Karimireddy et al. (2020), option II
+        "federated averaging with control variates against client drift (option II)",
+        _scaffold,
+        {"gamma": _gamma(0.05), "eta": _eta(1.0)._replace(swept=False)},
+        {
+            "train": "its control variates are not in the messages between processes: simulate it "
+            "by laconic compare, or take fedavgm",
+            "flower": "its clients and its server exchange control variates, which replies here do "
+            "not carry: take fedavgm",
+        },
     ),
-    "fedadam": Entry(fedadam, "local SGD with an Adam-like server"),
-    "fedyogi": Entry(fedyogi, "local SGD with a Yogi-like server"),
-    "fedadagrad": Entry(fedadagrad, "local SGD with an Adagrad-like server"),
-    "optax": Entry(named_optax, "local steps with any optax optimizer on the server, by name"),
-    "sgd": Entry(synchronous_sgd, "synchronous SGD: one gradient at batch K·H·B a round"),
-    "adam": Entry(synchronous_adam, "synchronous Adam: one gradient at batch K·H·B a round"),
-    "small-batch-sgd": Entry(
-        small_batch_sgd, "K·H sequential SGD steps a round on one machine: a bound, not a rival"
+    Definition(
+        "fedadam",
+        "local SGD with an Adam-like server",  # Reddi et al. (2020), and the next two
+        _under("fedadam"),
+        _adaptive(0.01, 0.9, 0.99),
     ),
-    "lopt-a": _untrained("lopt-a"),
-    "lagg-a": _untrained("lagg-a"),
-    "lopt": _untrained("lopt"),
-    "lagg": _untrained("lagg"),
-}
+    Definition(
+        "fedyogi",
+        "local SGD with a Yogi-like server",
+        _under("fedyogi"),
+        _adaptive(0.01, 0.9, 0.99),
+    ),
+    Definition(
+        "fedadagrad",
+        "local SGD with an Adagrad-like server",
+        _under("fedadagrad"),
+        _adaptive(0.1, 0.9),
+    ),
+    Definition(
+        "optax",
+        "local steps with any optax optimizer on the server, by name",
+        _optax,
+        {
+            "name": Option("adam", "the optax optimizer", swept=False),
+            "lr": _eta(1e-3),
+            "gamma": _gamma(0.1),
+            "local": Option("sgd", _LOCAL, swept=False),
+        },
+        {"sweep": "not every optax optimizer takes traced numbers: compare some rates instead"},
+    ),
+    Definition(
+        "sgd",
+        "synchronous SGD: one gradient at batch K·H·B a round",
+        lambda K, alpha: Parts(None, from_optax(optax.sgd(alpha))),
+        {"alpha": Option(0.1, "learning rate")},
+        {"flower": "it takes no local steps: take fedavg, or optax:name=sgd"},
+        local_steps=False,
+    ),
+    Definition(
+        "adam",
+        "synchronous Adam: one gradient at batch K·H·B a round",
+        lambda K, alpha: Parts(None, from_optax(optax.adam(alpha))),
+        {"alpha": Option(0.01, "learning rate")},
+        {"flower": "it takes no local steps: take optax:name=adam, or fedadam"},
+        local_steps=False,
+    ),
+    Definition(
+        "small-batch-sgd",  # what the samples could buy if communication were free
+        "K·H sequential SGD steps a round on one machine: a bound, not a rival",
+        lambda K, alpha: Parts(LocalOptimizer("sgd", alpha), OUTER["average"].make()),
+        {"alpha": Option(0.05, "learning rate")},
+        {
+            "sweep": "it is one machine with all data: sweep local-sgd with one worker",
+            "flower": "it is one machine with all data: take fedavg",
+        },
+        budget=lambda K, H: (1, K * H),
+    ),
+    *(_untrained(architecture) for architecture in ("lopt-a", "lagg-a", "lopt", "lagg")),
+)
+METHODS: dict[str, Definition] = {definition.name: definition for definition in _DEFINITIONS}
+"""Methods by name, in the order `laconic optimizers` lists them.
+
+Outer optimizers with a row (`own_methods`) and published learned optimizers (`published_methods`)
+are methods too; `definition_of` finds all of them.
+
+>>> METHODS["slowmo"].defaults
+{'gamma': 0.1, 'alpha': 1.0, 'beta': 0.95}
+"""
 
 
-def own_methods() -> dict[str, Entry]:
+def own_names() -> list[str]:
     """The outer optimizers that are methods by their own names."""
+    return [name for name, entry in OUTER.items() if entry.row is not None]
+
+
+def own_methods() -> dict[str, Definition]:
+    """The outer optimizers that are methods by their own names, with SGD workers under each."""
     return {name: _own(name) for name in own_names() if name not in METHODS}
 
 
-def _own(name: str) -> Entry:
-    def make(K: int, gamma: float = 0.1, **options: Any) -> Parts:
-        return Parts(LocalOptimizer("sgd", gamma), OUTER[name].make(**options))
-
-    return Entry(make, OUTER[name].summary)
-
-
-def published_methods() -> dict[str, Entry]:
+def published_methods() -> dict[str, Definition]:
     """The learned optimizers that come with the package, by name; without damaged ones."""
     return {name: _published(name) for name in cards()}
 
 
-def entry_of(name: str) -> Entry:
-    """A method of `METHODS`, an outer optimizer with a row, a published optimizer, or one from a
-    .safetensors file."""
+def is_learned(name: str) -> bool:
+    """Whether a method is a published optimizer, or one from a file."""
+    return name in published() or name.endswith(".safetensors")
+
+
+def optimizer_sha256(name: str) -> str | None:
+    """Tells a learned optimizer from another of its name; None for all other methods."""
+    return load(name).sha256 if is_learned(name) else None
+
+
+def definition_of(name: str, use: Use | None = None) -> Definition:
+    """The method of that name; raises if there is none, or if it cannot do what it is for."""
     if name in METHODS:
-        return METHODS[name]
-    if name in own_names():
-        return _own(name)
-    if is_learned(name):
-        return _published(name)
-    raise unknown("optimizer", name, [*METHODS, *own_methods(), *published()])
+        found = METHODS[name]
+    elif name in own_names():
+        found = _own(name)
+    elif is_learned(name):
+        found = _published(name)
+    else:
+        kind = "method of a sweep" if use == "sweep" else "optimizer"
+        able = [known for known, found in METHODS.items() if use not in found.cannot]
+        raise unknown(kind, name, [*able, *own_names(), *published()])
+    if use in found.cannot:
+        raise LaconicError(f"{name} {REFUSALS[use]}: {found.cannot[use]}.")
+    return found
 
 
-def _published(name: str) -> Entry:
-    found = load(name)
-    local = found.recommended_local
+# --- methods as text ------------------------------------------------------------------------------
 
-    rate = float(local.learning_rate)
-
-    def mean_only(
-        K: int, gamma: float = rate, scale: float = 1.0, weight_decay: float = 0.0
-    ) -> Parts:
-        found.check_workers(K)
-        return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay))
-
-    def worker_aware(
-        K: int,
-        gamma: float = rate,
-        scale: float = 1.0,
-        weight_decay: float = 0.0,
-        fill: str = "mean",
-    ) -> Parts:
-        found.check_workers(K)
-        return Parts(replace(local, learning_rate=gamma), found.outer(scale, weight_decay, fill))
-
-    return Entry(worker_aware if found.learned.gathers else mean_only, found.card.summary, found)
+COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
 
 
-def options_of(name: str) -> dict[str, Any]:
-    """A method's options and their defaults."""
-    parameters = inspect.signature(entry_of(name).make).parameters
-    found = {
-        n: p.default for n, p in parameters.items() if n != "K" and p.kind is not p.VAR_KEYWORD
-    }
-    return found | (OUTER[name].options if name in own_methods() else {})
+def parse_method(
+    spec: str, K: int, compressor: Compressor | None = None, use: Use | None = None
+) -> Method:
+    """The method that a text names.
 
+    Args:
+        spec: a name from `METHODS`, a published learned optimizer or the path of a .safetensors
+            file; its options follow a colon, as in "slowmo:gamma=0.3,beta=0.9". Every method also
+            takes compress= and label=; those with local steps also clip= (gradient norm) and
+            decay= (weight decay), where 0 is off.
+        K: how many workers there will be.
+        compressor: how messages are compressed if the text does not say; dense if left out.
+        use: "train" or "flower", to refuse a method that cannot be used for that.
 
-def parse_method(spec: str, K: int, compressor: Compressor | None = None) -> Method:
-    """The method `name` or `name:option=value,…`; `compressor` is the default if the spec names
-    none."""
+    Returns:
+        The method, whose label is the text itself unless label= gives another.
+
+    >>> parse_method("slowmo:gamma=0.3,compress=topk:0.01+ef,label=SlowMo", K=8).label
+    'SlowMo'
+    """
     name, colon, tail = spec.partition(":")
-    own, common, given = options_of(name), dict(COMMON), set()
+    definition = definition_of(name, use)
+    known = {**COMMON, **definition.defaults}
+    given: dict[str, Any] = {}
     for item in tail.split(",") if colon else []:
         key, equals, text = item.partition("=")
         if not equals:
             raise LaconicError(
                 f"optimizer {spec!r}: {item!r} is not option=value; write {name}:option=value,…."
             )
-        if key not in own and key not in common:
-            raise unknown(f"option of {name}", key, {**own, **common})
+        if key not in known:
+            raise unknown(f"option of {name}", key, known)
         if key in given:
             raise LaconicError(f"optimizer {spec!r}: {key} is given twice.")
-        given.add(key)
-        table = own if key in own else common
-        table[key] = _number_like(table[key], text, spec, key)
-    for key, value in own.items():
-        if name in HAND_DESIGNED and isinstance(value, float):
-            check_number(name, key, value)
-    entry = entry_of(name)
-    parts = entry.make(K, **own)
-    how = parse_compressor(common["compress"]) if common["compress"] else compressor or DENSE
-    label = common["label"] or spec
-    if parts.local is None:
-        if common["clip"] or common["decay"]:
-            raise LaconicError(
-                f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay."
-            )
-        return Method(label, gradient_client, parts.outer, how, name, parts.budget)
-    said = {
-        field: common[key]
-        for key, field in {"clip": "clip", "decay": "weight_decay"}.items()
-        if key in given
-    }
-    local = replace(parts.local, **said)
-    sha256 = None if entry.published is None else entry.published.sha256
-    return Method(
-        label, lambda task: parts.client(task, local), parts.outer, how, name, parts.budget, sha256
-    )
+        given[key] = _as_kind(type(known[key]), text, spec, key)
+        option = definition.options.get(key)
+        definition.check(key, given[key], option.range if option else NOT_NEGATIVE)
+    if not definition.local_steps and any(given.get(key) for key in WORKERS):
+        raise LaconicError(
+            f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay."
+        )
+    client, outer = definition.build(K, given)
+    how = parse_compressor(given["compress"]) if given.get("compress") else compressor or DENSE
+    sha256 = definition.published.sha256 if definition.published else None
+    label = given.get("label") or spec
+    return Method(label, client, outer, how, name, definition.budget, sha256)
 
 
-def _number_like(default: Any, text: str, spec: str, key: str) -> Any:
-    """`text` as the type of the option's default."""
+def _as_kind(kind: type, text: str, spec: str, key: str) -> Any:
     try:
-        value = type(default)(text)
+        return kind(text)
     except ValueError:
-        kind = "a whole number" if isinstance(default, int) else "a number"
-        raise LaconicError(f"optimizer {spec!r}: {key} must be {kind}, got {text!r}.") from None
-    if isinstance(value, float) and not abs(value) <= FLOAT32_MAX:
-        raise LaconicError(f"optimizer {spec!r}: {key} must be finite, got {text!r}.")
-    return value
+        what = "a whole number" if kind is int else "a number"
+        raise LaconicError(f"optimizer {spec!r}: {key} must be {what}, got {text!r}.") from None

@@ -20,7 +20,7 @@ LAYERS = [
     {"round"},
     {"federated"},
     {"method"},
-    {"meta", "methods", "families"},
+    {"meta", "methods"},
     {"engines", "torch"},
     {"show"},
     {"runs"},

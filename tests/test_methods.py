@@ -11,7 +11,7 @@ import pytest
 from laconic import zoo
 from laconic.client import LocalOptimizer, Shared
 from laconic.method import Setting, local_method
-from laconic.methods import METHODS, options_of, parse_method, published_methods
+from laconic.methods import METHODS, definition_of, parse_method, published_methods
 from laconic.runs.simulate import Simulation
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
@@ -95,7 +95,7 @@ def test_labels_and_compression(task):
 
 
 def test_options_are_listed():
-    assert options_of("slowmo") == {"gamma": 0.1, "alpha": 1.0, "beta": 0.95}
+    assert definition_of("slowmo").defaults == {"gamma": 0.1, "alpha": 1.0, "beta": 0.95}
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_options_are_listed():
         ("slowmo:gama=1", ["option of slowmo", "Did you mean 'gamma'?"]),
         ("slowmo:gamma", ["option=value"]),
         ("slowmo:gamma=fast", ["gamma must be a number", "'fast'"]),
-        ("slowmo:gamma=nan", ["gamma must be finite"]),
+        ("slowmo:gamma=nan", ["gamma must be positive and finite"]),
         ("local-sgd:gamma=0", ["local-sgd: gamma must be positive and finite, got 0.0"]),
         ("local-sgd:gamma=-1", ["local-sgd: gamma must be positive and finite, got -1.0"]),
-        ("local-sgd:clip=-1", ["clip must not be negative"]),
+        ("local-sgd:clip=-1", ["clip must be finite and not negative"]),
         ("sgd:clip=1", ["no local steps"]),
         ("fedavgm:beta=1.5", ["fedavgm: beta must be at least 0 and below 1, got 1.5"]),
         ("slowmo:beta=1.5", ["slowmo: beta must be at least 0 and below 1, got 1.5"]),
@@ -120,7 +120,7 @@ def test_options_are_listed():
         ("fedadagrad:eta=0", ["fedadagrad: eta must be positive"]),
         ("diloco:local=adma", ["local optimizer", "adamw"]),
         ("optax:name=adm", ["optax optimizer", "Did you mean 'adam'?"]),
-        ("slowmo:gamma=1e300", ["gamma must be finite"]),
+        ("slowmo:gamma=1e300", ["gamma must be positive and finite"]),
         ("slowmo:gamma=0.1,gamma=0.2", ["gamma is given twice"]),
         ("lopt-a:seed=1.5", ["seed must be a whole number"]),
         ("lopt-a:seed=-1", ["seed must be between 0"]),
@@ -218,7 +218,7 @@ def test_a_published_optimizer_is_its_weights_bit_for_bit(
 
 
 def test_published_options_labels_and_horizon(shelf):
-    assert options_of("made-up") == {"gamma": 0.07, "scale": 1.0, "weight_decay": 0.0}
+    assert definition_of("made-up").defaults == {"gamma": 0.07, "scale": 1.0, "weight_decay": 0.0}
     method = parse_method("made-up:compress=topk:0.5+ef,label=mine", 3)
     assert (method.name, method.label, method.compressor.name) == ("made-up", "mine", "topk:0.5+ef")
     assert (method.outer.combine, method.outer.workers, method.outer.horizon) == (
@@ -249,7 +249,7 @@ def test_published_optimizers_that_cannot_be_used_say_so(shelf, raises_clearly):
         parse_method("made-up:fill=zero", 3)
     with raises_clearly("fill", "'ones'", "mean, zero"):
         parse_method("eight:fill=ones", 8)
-    with raises_clearly("learning rate must be positive"):
+    with raises_clearly("made-up: gamma must be positive and finite"):
         parse_method("made-up:gamma=0", 3)
     with raises_clearly("nowhere.safetensors is not a file"):
         parse_method("nowhere.safetensors", 3)

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from laconic.families import names_of, spec_of
 from laconic.method import Setting
-from laconic.methods import options_of, parse_method
+from laconic.methods import definition_of, parse_method
 from laconic.outer import OUTER
 from laconic.recipes.sweeps import SWEEPS, SweepConfig, sweeps
 from laconic.reproduce.experiment import Experiment, SweepPanel
@@ -123,13 +122,13 @@ def test_it_is_listed_with_its_options(command):
 
 
 def test_its_options_are_checked_like_those_of_others(registered, raises_clearly):
-    assert options_of(NAME) == {"gamma": 0.1, "rate": 0.01, "beta": 0.9}
+    assert definition_of(NAME).defaults == {"gamma": 0.1, "rate": 0.01, "beta": 0.9}
     with raises_clearly("unknown option of sign-momentum 'rates'", "Did you mean 'rate'?"):
         parse_method(f"{NAME}:rates=1", 2)
     with raises_clearly("unknown optimizer 'sign-momentun'", f"Did you mean '{NAME}'?"):
         parse_method("sign-momentun", 2)
     with raises_clearly("unknown method of a sweep", f"Did you mean '{NAME}'?"):
-        names_of("sign-momentun")
+        definition_of("sign-momentun", "sweep")
 
 
 # --- sweeps ---------------------------------------------------------------------------------------
@@ -150,7 +149,7 @@ def test_a_point_is_the_run_that_compare_would_make(registered):
     points = [{"gamma": 0.3, "rate": 0.02, "beta": 0.5}, {"gamma": 0.1, "rate": 0.01, "beta": 0.9}]
     outcome = Sweep(task, NAME, setting).run(points, 2)
     for i, point in enumerate(points):
-        single = Simulation(task, parse_method(spec_of(NAME, point), 2), setting)
+        single = Simulation(task, parse_method(definition_of(NAME).spec(point), 2), setting)
         expected = np.concatenate(
             [chunk.losses.mean(axis=2) for chunk in single.run(single.start())], axis=1
         )

@@ -7,7 +7,8 @@ from rich.markup import escape
 from laconic.cli.console import out, say
 from laconic.cli.zoo import warn_of_damage
 from laconic.errors import LaconicError
-from laconic.methods import METHODS, Entry, options_of, own_methods, published_methods
+from laconic.method import Definition
+from laconic.methods import METHODS, own_methods, published_methods
 from laconic.tasks.catalog import TASKS
 
 
@@ -43,13 +44,10 @@ def list_optimizers(argv: Sequence[str]) -> int:
     return 0
 
 
-def _methods(entries: Mapping[str, Entry]) -> None:
-    for name, entry in entries.items():
-        _line(
-            name,
-            entry.summary,
-            ", ".join(f"{key}={value}" for key, value in options_of(name).items()),
-        )
+def _methods(definitions: Mapping[str, Definition]) -> None:
+    for name, found in definitions.items():
+        options = ", ".join(f"{key}={value}" for key, value in found.defaults.items())
+        _line(name, found.summary, options)
 
 
 def _line(name: str, summary: str, options: str) -> None:

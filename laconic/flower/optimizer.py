@@ -4,24 +4,12 @@ import os
 from typing import NamedTuple
 
 from laconic.errors import LaconicError
-from laconic.methods import parse_method
+from laconic.methods import definition_of, parse_method
 from laconic.outer import OuterOptimizer
-from laconic.zoo import load, published
-from laconic.zoo.file import SUFFIX
 
 FLOWERS_MINIMUM = 2  # of clients to sample, unless told otherwise
 # a fraction of nodes that rounds down to nobody, so that the minimum decides how many are sampled
 NEXT_TO_NONE = 1e-9
-# methods of `laconic compare` that are more than an outer optimizer, and what to do instead
-NO_SERVERS = {
-    "fedprox": "its clients hold back and its server averages: take fedavg, and add the proximal "
-    "term in your clients",
-    "scaffold": "its clients and its server exchange control variates, which replies here do not "
-    "carry: take fedavgm",
-    "sgd": "it takes no local steps: take fedavg, or optax:name=sgd",
-    "adam": "it takes no local steps: take optax:name=adam, or fedadam",
-    "small-batch-sgd": "it is one machine with all data: take fedavg",
-}
 
 
 class Chosen(NamedTuple):
@@ -74,11 +62,10 @@ def _named(
         )
     spec = os.fspath(optimizer)
     name = spec.partition(":")[0]
-    if name in NO_SERVERS:
-        raise LaconicError(f"{name} cannot be a Flower strategy: {NO_SERVERS[name]}.")
     # A published one says its own K, which `choose` compares; an untrained one is made for as many
     # as are sampled.
-    made_for = load(name).learned.workers if name in published() or name.endswith(SUFFIX) else None
+    found = definition_of(name, "flower").published
+    made_for = None if found is None else found.learned.workers
     method = parse_method(spec, made_for or min_train_nodes or FLOWERS_MINIMUM)
     if method.compressor.name != "dense":
         raise LaconicError(

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from laconic.families import own_names
 from laconic.federated.options import Federated
+from laconic.methods import own_names
 from laconic.outer import OUTER
 from laconic.runs.grids import parse_grid
 

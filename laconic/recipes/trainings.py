@@ -9,9 +9,8 @@ from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
-from laconic.families import optimizer_sha256
 from laconic.method import Method, Setting, check_workers
-from laconic.methods import parse_method
+from laconic.methods import optimizer_sha256, parse_method
 from laconic.recipes.comparisons import command_line
 from laconic.tasks.catalog import parse_spec
 
@@ -97,7 +96,8 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
         config.rounds,
     )
     parse_spec(config.task)
-    method = parse_method(config.optimizer, config.workers, parse_compressor(config.compress))
+    compressor = parse_compressor(config.compress)
+    method = parse_method(config.optimizer, config.workers, compressor, use="train")
     check_workers(method, method.budget(config.workers, config.local_steps)[0])
     return method, setting
 

@@ -3,8 +3,8 @@ mixes of clients."""
 
 from dataclasses import replace
 
-from laconic.families import names_of
 from laconic.federated.options import Federated
+from laconic.methods import definition_of
 from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.sweeps import SWEEPS, SweepConfig
 from laconic.reproduce import paper
@@ -182,7 +182,7 @@ def sweep_panels() -> tuple[SweepPanel, ...]:
                 SWEEPS[SWEPT[label]][1], task=task, federated=population(alpha)
             )
             swept = {"gamma": float(gamma)} | (
-                {"eta": float(eta)} if "eta" in names_of(config.method) else {}
+                {"eta": float(eta)} if "eta" in definition_of(config.method).swept else {}
             )
             name = f"{task}-alpha{alpha}-{config.method}"
             found.append(

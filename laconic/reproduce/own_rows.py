@@ -3,7 +3,7 @@ and figure."""
 
 from dataclasses import replace
 
-from laconic.families import own_names
+from laconic.methods import own_names
 from laconic.outer import OUTER
 from laconic.reproduce.experiment import Experiment, Panel, SweepPanel
 

@@ -22,17 +22,9 @@ import numpy as np
 from laconic.compress import DENSE, Compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_positive
-from laconic.families import (
-    Numbers,
-    check_points,
-    is_learned,
-    named_in,
-    names_of,
-    parts_of,
-    spec_of,
-)
 from laconic.federated.population import RUNS, Population, draw_population, settle
-from laconic.method import Setting
+from laconic.method import Point, Setting
+from laconic.methods import definition_of
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.runs.heldout import all_finite, heldout_metrics
@@ -41,7 +33,6 @@ from laconic.show.ranking import RULES, Record, Rule, point_record, ranked
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
-from laconic.zoo import load
 
 # --- the program ----------------------------------------------------------------------------------
 
@@ -67,9 +58,9 @@ class Sweep:
     """
 
     def __init__(self, task: Task, method: str, setting: Setting, compressor: Compressor = DENSE):
-        names_of(method)
-        if is_learned(method):
-            load(method).check_workers(setting.workers)
+        self.definition = definition_of(method, "sweep")
+        if self.definition.published is not None:
+            self.definition.published.check_workers(setting.workers)
         if not isinstance(task.feed, Resident):
             raise LaconicError(
                 f"{task.name} streams its data, but the points of a sweep share draws from "
@@ -91,8 +82,8 @@ class Sweep:
         self._advance = jax.jit(self._segment, static_argnames="length")
 
     def _parts(self, task: Task, numbers: Any) -> tuple[Simulated, Server]:
-        client, outer = parts_of(self.method, task, numbers)
-        return Simulated(client, self.compressor), Server(
+        client, outer = self.definition.build(self.setting.workers, numbers)
+        return Simulated(client(task), self.compressor), Server(
             outer, share_of_clients=1.0 if self.plan is None else self.plan.share
         )
 
@@ -153,14 +144,14 @@ class Sweep:
         return jax.vmap(jax.vmap(one))(state_SP)
 
     def run(
-        self, points: Sequence[Numbers], size: int, tick: Callable[[int, float], None] | None = None
+        self, points: Sequence[Point], size: int, tick: Callable[[int, float], None] | None = None
     ) -> Outcome:
         """All rounds of at most `size` points; fewer are padded to `size` with copies of the last.
 
         `tick(rounds done, lowest loss)` is called after each segment and may raise to stop.
         """
         padded = [*points, *[points[-1]] * (size - len(points))]
-        names = named_in(self.method, points[0])
+        names = self.definition.named_in(points[0])
         numbers_P = {name: jnp.asarray([p[name] for p in padded], jnp.float32) for name in names}
         state = self._start(
             self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds])
@@ -193,17 +184,17 @@ def _lowest(losses_SPC: np.ndarray) -> float:
 
 
 def chunks_of(points: int, at_once: int) -> list[range]:
-    """As few chunks of at most `at_once` points as will do, of one size but for a shorter last one."""
+    """As few chunks of at most `at_once` points as possible, all of one size but the last."""
     require_positive(points=points, points_at_once=at_once)
     size = -(-points // -(-points // at_once))
     return [range(start, min(start + size, points)) for start in range(0, points, size)]
 
 
-def check_sweep(engine: Sweep, points: Sequence[Numbers], rule: Rule) -> None:
+def check_sweep(engine: Sweep, points: Sequence[Point], rule: Rule) -> None:
     """Refuse what cannot work before anything is computed."""
     if not points:
         raise LaconicError(f"the grid of {engine.method} has no points.")
-    check_points(engine.method, points)
+    engine.definition.check_points(points)
     if rule.by == "valid" and "valid" not in engine.task.feed.splits:
         raise LaconicError(
             f"{engine.task.name} has no validation split to rank by; rank by {', '.join(RULES)}."
@@ -212,7 +203,7 @@ def check_sweep(engine: Sweep, points: Sequence[Numbers], rule: Rule) -> None:
 
 def run_sweep(
     engine: Sweep,
-    points: Sequence[Numbers],
+    points: Sequence[Point],
     folder: Path,
     rule: Rule = Rule(),
     points_at_once: int = 44,
@@ -246,7 +237,7 @@ def run_sweep(
 
 def _run_chunks(
     engine: Sweep,
-    points: Sequence[Numbers],
+    points: Sequence[Point],
     folder: Path,
     rule: Rule,
     observer: Observer,
@@ -295,11 +286,11 @@ def _points(folder: Path) -> list[Record]:
     return [record for record in read(folder / RECORDS) if record["kind"] == "point"]
 
 
-def _record(engine: Sweep, point: Numbers, outcome: Outcome, p: int, rule: Rule) -> Record:
-    numbers = {name: float(point[name]) for name in named_in(engine.method, point)}
+def _record(engine: Sweep, point: Point, outcome: Outcome, p: int, rule: Rule) -> Record:
+    numbers = {name: float(point[name]) for name in engine.definition.named_in(point)}
     valid = {name: value_PS[p] for name, value_PS in outcome.valid.items()}
     kept = point_record(outcome.curves[p], outcome.finite[p], valid, rule)
-    label = spec_of(engine.method, point, engine.compressor.name)
+    label = engine.definition.spec(point, engine.compressor.name)
     return {"label": label, "numbers": numbers, "seeds": engine.setting.seeds, **kept}
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.families import check_points, names_of, optimizer_sha256
 from laconic.federated.options import read_federated
 from laconic.method import Setting
+from laconic.methods import definition_of, optimizer_sha256
 from laconic.recipes.comparisons import command_line
 from laconic.recipes.sweeps import SweepConfig
 from laconic.runs.compare import RECORDS, Observer, Silent, is_another
@@ -127,7 +127,7 @@ def _finish(
 def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point]]:
     """The setting, the rule, the grid's points and the others; what is wrong is found before any
     data is read."""
-    names_of(config.method)
+    definition = definition_of(config.method, "sweep")
     parse_compressor(config.compress)
     if config.seeds < 1:
         raise LaconicError(f"seeds must be positive, got {config.seeds}.")
@@ -139,7 +139,7 @@ def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point
     setting = Setting(*sizes, seeds, looks, config.federated)
     grid = parse_grid(config.grid)
     extra = [point for text in config.points for point in parse_grid(text.split(","))]
-    check_points(config.method, [*grid, *extra])
+    definition.check_points([*grid, *extra])
     grid = without_repeats(grid)
     extra = [point for point in without_repeats(extra) if point not in grid]
     chunks_of(len(grid) + len(extra), config.points_at_once)

@@ -4,8 +4,7 @@ anything runs."""
 import pytest
 
 from laconic.compress import parse_compressor
-from laconic.families import check_points
-from laconic.methods import parse_method
+from laconic.methods import definition_of, parse_method
 from laconic.recipes.comparisons import CompareConfig
 from laconic.reproduce import paper
 from laconic.reproduce.curves import KINDS
@@ -104,7 +103,7 @@ def test_baselines_are_tuned_in_the_setting_that_they_are_compared_in(scaled):
     for panel in scaled.panels:
         for tuning in panel.tuned:
             config = tuning.config
-            check_points(config.method, parse_grid(config.grid))
+            definition_of(config.method, "sweep").check_points(parse_grid(config.grid))
             for name in ("task", "workers", "local_steps", "batch", "federated"):
                 assert getattr(config, name) == getattr(panel.config, name)
             assert config.rounds <= panel.config.rounds

@@ -13,13 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic import families
 from laconic.compress import DENSE, parse_compressor
 from laconic.data.feed import Resident, Streamed
-from laconic.families import FAMILIES, check_point, check_points, names_of, spec_of
 from laconic.federated import Federated
 from laconic.method import Setting
-from laconic.methods import options_of, parse_method
+from laconic.methods import METHODS, definition_of, parse_method
 from laconic.runs.compare import RECORDS, Interrupted
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Outcome, Sweep, chunks_of, run_sweep
@@ -87,6 +85,13 @@ def curves_of(single):
     )
 
 
+def by_compare(task, method, point, setting):
+    """The run that `laconic compare` makes of a point."""
+    return Simulation(
+        task, parse_method(definition_of(method).spec(point), setting.workers), setting
+    )
+
+
 def rates(*gammas):
     return [{"gamma": gamma} for gamma in gammas]
 
@@ -94,12 +99,12 @@ def rates(*gammas):
 # --- the program ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", FAMILIES)
+@pytest.mark.parametrize("method", POINTS)
 def test_a_point_is_the_run_that_compare_would_make(method):
     task, point = least_squares(), POINTS[method][1]
     with lenient(method in ("adam", "diloco")):  # optax's Adam
         outcome = Sweep(task, method, SETTING).run(POINTS[method], 2)
-        expected = curves_of(Simulation(task, parse_method(spec_of(method, point), 2), SETTING))
+        expected = curves_of(by_compare(task, method, point, SETTING))
     np.testing.assert_allclose(outcome.curves[1], expected, rtol=1e-5)
     assert outcome.curves.shape == (2, 2, 12)
     assert outcome.curves.dtype == np.float32
@@ -121,7 +126,7 @@ def test_workers_that_clip_and_decay_are_those_of_compare(method):
         engine = Sweep(task, method, SETTING)
         outcome = engine.run(points[:2], 2)
         plain = engine.run([first, second], 2)
-        expected = curves_of(Simulation(task, parse_method(spec_of(method, points[0]), 2), SETTING))
+        expected = curves_of(by_compare(task, method, points[0], SETTING))
     np.testing.assert_allclose(outcome.curves[0], expected, rtol=1e-5)
     np.testing.assert_allclose(
         outcome.curves[1], plain.curves[1], rtol=1e-5
@@ -134,7 +139,7 @@ def test_messages_are_compressed_as_compare_would(compress):
     task, points = make_task("digits-mlp:width=4"), POINTS["slowmo"]
     setting = replace(SETTING, rounds=6, evaluate_every=3)
     outcome = Sweep(task, "slowmo", setting, parse_compressor(compress)).run(points, 2)
-    spec = spec_of("slowmo", points[1], compress)
+    spec = definition_of("slowmo").spec(points[1], compress)
     assert spec.endswith(f",compress={compress}")
     np.testing.assert_allclose(
         outcome.curves[1], curves_of(Simulation(task, parse_method(spec, 2), setting)), rtol=1e-5
@@ -147,9 +152,9 @@ def test_messages_are_compressed_as_compare_would(compress):
 
 def test_points_name_the_same_hyper_parameters(raises_clearly):
     point = {"gamma": 0.1}
-    check_points("local-sgd", [{**point, "clip": 1.0}, {**point, "clip": 2.0}])
+    definition_of("local-sgd").check_points([{**point, "clip": 1.0}, {**point, "clip": 2.0}])
     with raises_clearly("some points give gamma and gamma, clip", "the same"):
-        check_points("local-sgd", [point, {**point, "clip": 1.0}])
+        definition_of("local-sgd").check_points([point, {**point, "clip": 1.0}])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedadam"])
@@ -158,7 +163,7 @@ def test_a_point_with_a_population_is_the_run_that_compare_would_make(method):
     options = Federated(20, 0.3, spread=0.5, dropout=0.3, least_work=0.5, weighting="fednova")
     setting = replace(SETTING, federated=options, rounds=6, evaluate_every=3)
     outcome = Sweep(task, method, setting).run(POINTS[method], 2)
-    expected = curves_of(Simulation(task, parse_method(spec_of(method, point), 2), setting))
+    expected = curves_of(by_compare(task, method, point, setting))
     np.testing.assert_allclose(outcome.curves[1], expected, rtol=1e-5)
     assert (np.abs(outcome.curves[0] - outcome.curves[1]).max(axis=1) > 1e-4).all()
 
@@ -167,7 +172,7 @@ def test_a_point_on_a_real_task_is_the_run_that_compare_would_make():
     task, setting = make_task("digits-mlp:width=16"), Setting(2, 2, 16, 30, (5,), 10)
     points = POINTS["slowmo"]
     outcome = Sweep(task, "slowmo", setting).run(points, 3)
-    single = Simulation(task, parse_method(spec_of("slowmo", points[0]), 2), setting)
+    single = by_compare(task, "slowmo", points[0], setting)
     *chunks, last = single.run(single.start())
     expected = np.concatenate([chunk.losses.mean(axis=2) for chunk in [*chunks, last]], axis=1)
     np.testing.assert_allclose(outcome.curves[0], expected, rtol=1e-5)
@@ -178,19 +183,16 @@ def test_a_point_on_a_real_task_is_the_run_that_compare_would_make():
         np.testing.assert_allclose(outcome.valid[name][0, 0], value, rtol=1e-5)
 
 
-def test_families_have_the_hyper_parameters_of_the_methods():
-    for method in FAMILIES:
-        assert set(names_of(method)) <= set(options_of(method))
-        assert set(POINTS[method][0]) == set(names_of(method))
+def test_every_method_that_can_be_swept_is_tested_here():
+    assert {name for name, found in METHODS.items() if "sweep" not in found.cannot} == set(POINTS)
+    for method, points in POINTS.items():
+        assert set(points[0]) == set(METHODS[method].swept)
 
 
 def test_padding_changes_no_bit_and_nothing_is_compiled_again(monkeypatch):
-    traced = []
-    monkeypatch.setitem(
-        FAMILIES,
-        "local-sgd",
-        lambda task, gamma: traced.append(1) or families.local_sgd(task, gamma),
-    )
+    traced, plain = [], METHODS["local-sgd"]
+    counted = replace(plain, make=lambda K, gamma: traced.append(1) or plain.make(K, gamma))
+    monkeypatch.setitem(METHODS, "local-sgd", counted)
     engine = Sweep(least_squares(), "local-sgd", SETTING)
     whole = engine.run(rates(0.3, 0.1, 0.2), 3)
     once = len(traced)
@@ -282,7 +284,7 @@ def test_streams_are_refused(raises_clearly):
 )
 def test_a_bad_point_is_refused(method, point, parts, raises_clearly):
     with raises_clearly(*parts):
-        check_point(method, point)
+        definition_of(method, "sweep").check_points([point])
 
 
 def test_chunks_are_few_and_alike():
@@ -394,7 +396,7 @@ def test_a_bad_rule_is_refused(arguments, parts, raises_clearly):
 class Fake:
     """Stands in for `Sweep`: the curves of a point follow from its number."""
 
-    method, compressor = "local-sgd", DENSE
+    method, definition, compressor = "local-sgd", METHODS["local-sgd"], DENSE
     task = SimpleNamespace(name="fake", feed=SimpleNamespace(splits={}))
 
     def __init__(self, rounds=30, seeds=(0, 1)):
@@ -513,7 +515,7 @@ def test_the_largest_sweep_stays_small(tmp_path):
     point = {"gamma": 0.3, "alpha": 0.1 / 0.3, "beta": 0.95}
     rest = {
         "index": 486,
-        "label": spec_of("slowmo", point),
+        "label": definition_of("slowmo").spec(point),
         "numbers": point,
         "seeds": range(10),
         "chunk": 11,

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from laconic import zoo
-from laconic.families import check_point, names_of, spec_of
 from laconic.local import LocalOptimizer
 from laconic.method import Setting
-from laconic.methods import options_of, parse_method
+from laconic.methods import definition_of
 from laconic.recipes.sweeps import SweepConfig
-from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Sweep
 from laconic.runs.sweep_run import sweep
-from tests.runs.test_sweep import curves_of, least_squares, quick
+from tests.runs.test_sweep import by_compare, curves_of, least_squares, quick
 from tests.tiny import lenient
 from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
 
@@ -57,10 +55,7 @@ def test_a_point_is_the_run_that_compare_would_make(method, workers, shelf):
     task = least_squares()
     with lenient(method == "annealed"):  # optax's schedule
         outcome = Sweep(task, method, setting(workers)).run(POINTS, 2)
-        singles = [
-            Simulation(task, parse_method(spec_of(method, p), workers), setting(workers))
-            for p in POINTS
-        ]
+        singles = [by_compare(task, method, p, setting(workers)) for p in POINTS]
         expected = [curves_of(single) for single in singles]
     np.testing.assert_allclose(outcome.curves, expected, rtol=1e-5)
     assert (
@@ -71,7 +66,7 @@ def test_a_point_is_the_run_that_compare_would_make(method, workers, shelf):
 def test_workers_are_those_of_the_card_unless_a_point_says_otherwise(shelf):
     task, own = least_squares(), {"clip": 1.0, "decay": 0.3}
     outcome = Sweep(task, "clipped", setting(2)).run([{**POINTS[0], **own}], 1)
-    single = Simulation(task, parse_method(spec_of("clipped", {**POINTS[0], **own}), 2), setting(2))
+    single = by_compare(task, "clipped", {**POINTS[0], **own}, setting(2))
     np.testing.assert_allclose(outcome.curves[0], curves_of(single), rtol=1e-5)
     plain = Sweep(task, "clipped", setting(2)).run(POINTS[:1], 1)
     assert (np.abs(outcome.curves[0] - plain.curves[0]).max(axis=1) > 1e-4).all()
@@ -79,7 +74,8 @@ def test_workers_are_those_of_the_card_unless_a_point_says_otherwise(shelf):
 
 def test_the_hyper_parameters_are_options_of_the_method(shelf):
     for method in ("clipped", "eight", str(shelf / "clipped.safetensors")):
-        assert set(names_of(method)) <= set(options_of(method))
+        found = definition_of(method)
+        assert set(found.swept) <= set(found.options)
 
 
 def test_a_sweep_of_a_file_into_a_folder(shelf, tmp_path, monkeypatch):
@@ -108,12 +104,12 @@ def test_a_sweep_of_a_file_into_a_folder(shelf, tmp_path, monkeypatch):
         ("clipped", {"gamma": 0.1}, ["give scale, weight_decay too"]),
         ("clipped", {"gamma": 0.1, "scale": 0.0, "weight_decay": 0.0}, ["scale must be positive"]),
         ("clipped", {"gamma": 0.1, "scale": 1.0, "weight_decay": 1.0}, ["weight_decay", "below 1"]),
-        ("gone.safetensors", {"gamma": 0.1}, ["give scale, weight_decay too"]),
+        ("gone.safetensors", {"gamma": 0.1}, ["gone.safetensors is not a file"]),
     ],
 )
 def test_a_bad_point_is_refused(method, point, parts, shelf, raises_clearly):
     with raises_clearly(*parts):
-        check_point(method, point)
+        definition_of(method, "sweep").check_points([point])
 
 
 def test_another_number_of_workers_and_a_missing_file_are_refused(shelf, raises_clearly):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import LogNorm
 
-from laconic.families import spec_of
+from laconic.methods import definition_of
 from laconic.show.ranking import ranked
 from laconic.show.sweep_report import CEILING, heat_map, ranking_table, sweep_figure
 
@@ -36,7 +36,7 @@ def made_up(method, points, values, grid_points, by="minimum", target=None, vali
             {
                 "kind": "point",
                 "index": i,
-                "label": spec_of(method, point),
+                "label": definition_of(method).spec(point),
                 "numbers": point,
                 **fields,
             }
