@@ -26,7 +26,7 @@ from laconic.torch.features import (
     shapes_of,
 )
 from laconic.torch.step import Phi
-from laconic.zoo import file, shelf
+from laconic.zoo import file
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ON_NONFINITE = {"raise": "an error", "skip": "the round changes nothing"}
@@ -72,7 +72,7 @@ class LearnedOuter(torch.optim.Optimizer):
             raise unknown("on_nonfinite", on_nonfinite, ON_NONFINITE)
         if tile is not None and tile < 1:
             raise LaconicError(f"tile counts parameters and must be at least 1, got {tile}.")
-        architecture, theta, self.card = file.read(shelf.locate(optimizer))
+        architecture, theta, self.card = file.read(file.locate(optimizer))
         self._phi = Phi(architecture, theta, tile)
         self._on_nonfinite = on_nonfinite
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "layout": layout})
