@@ -47,7 +47,7 @@ demo: $(VENV)/.core  ## compare optimizers on bundled data, about a minute
 	$(BIN)/laconic compare
 
 demo-distributed: $(VENV)/.torchft  ## train with four processes and a learned outer step, kill one on the way; under two minutes
-	$(BIN)/laconic launch --workers 4 --silence 1 --pace 0.4 --kill-one-at 15 -- train digits
+	$(BIN)/python benchmarks/kill_demo.py
 
 smoke: $(VENV)/.core  ## reproduce the two shortest of the paper's experiments in small, on Fashion-MNIST; minutes
 	rm -rf build/smoke

@@ -157,15 +157,15 @@ def unreachable(*args, **kwargs):
 
 SIGNALLED = """
 import os, signal, sys
-from laconic.cli import compare, main
+from laconic.cli import console, main
 seen = []
-class Bars(compare.LiveBars):
+class Bars(console.LiveBars):
     def progress(self, label, done, loss):
         super().progress(label, done, loss)
         seen.append(label)
         if len(seen) == 3:
             os.kill(os.getpid(), {signal})
-compare.LiveBars = Bars
+console.LiveBars = Bars
 main(sys.argv[1:])
 """
 

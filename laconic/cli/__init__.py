@@ -1,5 +1,4 @@
-"""The command line: `laconic compare`, `train`, `launch`, `meta-train`, `zoo`, and what else
-`COMMANDS` lists."""
+"""The command line: `laconic compare`, `train`, and the other `COMMANDS`."""
 
 import os
 import signal
@@ -8,17 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from laconic.cli.bench import run_bench
-from laconic.cli.compare import run_compare
-from laconic.cli.console import err, out, say
+from laconic.cli.compare import run_compare, run_sweep_command
+from laconic.cli.console import err, out, say, say_examples
 from laconic.cli.launch import run_launch
-from laconic.cli.lists import list_optimizers, list_tasks
 from laconic.cli.meta_train import run_meta_train
 from laconic.cli.report import run_report
 from laconic.cli.reproduce import run_reproduce
-from laconic.cli.sweep import run_sweep_command
 from laconic.cli.train import run_train
 from laconic.cli.worker import run_worker
-from laconic.cli.zoo import run_zoo
+from laconic.cli.zoo import list_optimizers, list_tasks, run_zoo
 from laconic.errors import LaconicError, unknown
 from laconic.version import __version__
 
@@ -32,23 +29,23 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "compare": Command(
-        run_compare, "run several optimizers on one task and report who needs fewer rounds"
+        run_compare, "run several optimizers on one task and report which needs fewer rounds"
     ),
     "train": Command(run_train, "train one model, all its workers in this process"),
     "launch": Command(
-        run_launch, "train with real processes on this machine; who dies is started again"
+        run_launch, "train with real processes on this machine; dead workers are restarted"
     ),
     "worker": Command(
         run_worker,
         "train as one of several processes, from another machine or under SLURM or torchrun",
     ),
     "meta-train": Command(run_meta_train, "train a learned optimizer, by a recipe"),
-    "zoo": Command(run_zoo, "list, show or export the learned optimizers that come with laconic"),
+    "zoo": Command(run_zoo, "list, show, export or publish learned optimizers"),
     "sweep": Command(
         run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"
     ),
     "reproduce": Command(
-        run_reproduce, "carry out one of the paper's experiments, beside the paper's numbers"
+        run_reproduce, "repeat one of the paper's experiments and compare with its numbers"
     ),
     "report": Command(run_report, "gather all records under a folder on one page"),
     "bench": Command(
@@ -62,8 +59,7 @@ EXAMPLES = {
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
     "laconic compare fmnist-baselines --seeds 2": "a ready recipe, with one number changed",
     "laconic train digits": "one model, all its workers in this process",
-    "laconic launch --workers 4 -- train digits": "… and with four real processes; who dies is "
-    "started again",
+    "laconic launch --workers 4 -- train digits": "… with four processes; dead ones are restarted",
     "laconic meta-train lopt-a-digits --minutes 5": "train a learned optimizer on bundled data",
     "laconic zoo list": "learned optimizers that are trained already",
     "laconic sweep slowmo-coarse --task digits-mlp --rounds 100": "80 settings of SlowMo, ranked",
@@ -84,9 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         err.print("[bold red]error:[/]", end=" ")
         say(str(error), err)
         sys.exit(1)
-    except (
-        KeyboardInterrupt
-    ):  # where there is nothing to save: a run that can go on leaves in its own way
+    except KeyboardInterrupt:  # nothing to save here: resumable runs handle signals themselves
         say("stopped.", err)
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader of a pipe has left; nothing is wrong
@@ -111,7 +105,4 @@ def _help() -> None:
     out.print("[bold]laconic[/] — distributed training that talks less\n")
     for name, command in COMMANDS.items():
         out.print(f"  [bold cyan]{name:<12}[/] {command.summary}", highlight=False)
-    say("\nTry first:")
-    width = max(map(len, EXAMPLES))
-    for example, what in EXAMPLES.items():
-        say(f"  {example:<{width}}  {what}")
+    say_examples("Try first:", EXAMPLES)

@@ -10,7 +10,7 @@ import tyro
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from laconic.bench import meta_train, overhead, record, round, server_step
-from laconic.cli.console import err, out, say, table
+from laconic.cli.console import err, out, say, say_examples, table
 from laconic.errors import unknown
 
 
@@ -21,8 +21,10 @@ class Output:
     out: Path = Path("runs/bench")
     """The folder for NAME.json and NAME.png; those of an earlier run are replaced."""
     compare: Path | None = None
-    """An earlier NAME.json: say what got slower since; the exit status is then 1 if anything did.
-    """
+    """An earlier NAME.json: say what got slower since; then exit with status 1."""
+
+
+ABOUT = ("benchmark", "commit", "started", "host_cpus", "dirty")  # not measured
 
 
 class Benchmark(NamedTuple):
@@ -58,11 +60,9 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 EXAMPLES = {
     "laconic bench server-step": "0.1 M and 10 M parameters, a minute on two cores",
-    "laconic bench server-step --sizes vit-b gpt2-medium --tune": "on a GPU: find the fastest cut "
-    "first, then measure",
+    "laconic bench server-step --sizes vit-b gpt2-medium --tune": "on a GPU: tune, then measure",
     "laconic bench server-step --sizes vit-b --precisions tf32 bf16": "… and at other precisions",
-    "laconic bench overhead --task fmnist-mlp2 --batch 128": "the share of a round that a learned "
-    "step takes",
+    "laconic bench overhead --task fmnist-mlp2 --batch 128": "a learned step's share of a round",
     "laconic bench round --compare runs/bench/round.json": "what got slower since the last run",
 }
 
@@ -110,16 +110,11 @@ def _options(config: type, argv: Sequence[str], prog: str, summary: str) -> _Opt
 
 
 def _usage() -> None:
-    say(
-        "laconic bench NAME [flags]: measure how fast this machine is; `laconic bench NAME --help` "
-        "lists the flags.\n"
-    )
+    flags = "`laconic bench NAME --help` lists the flags"
+    say(f"laconic bench NAME [flags]: measure how fast this machine is; {flags}.\n")
     for name, found in BENCHMARKS.items():
         out.print(f"  [bold cyan]{name:<12}[/] {found.summary}", highlight=False, soft_wrap=True)
-    say("\nFor example:")
-    width = max(map(len, EXAMPLES))
-    for example, what in EXAMPLES.items():
-        say(f"  {example:<{width}}  {what}")
+    say_examples("For example:", EXAMPLES)
 
 
 def _spinner() -> Progress:
@@ -132,11 +127,10 @@ def _spinner() -> Progress:
 
 
 def _show(made: dict[str, Any]) -> None:
-    """Every figure in a row, every number of it in a column; then what was measured once."""
+    """One row a figure, one column a number; then what was measured once."""
     figures = made["figures"]
-    columns = list(
-        dict.fromkeys(key for figure in figures.values() for key in figure if key != "seconds")
-    )
+    names = dict.fromkeys(key for figure in figures.values() for key in figure)
+    columns = [key for key in names if key != "seconds"]
     rows = [
         [name, _milliseconds(f["seconds"]), *(_number(f.get(key)) for key in columns)]
         for name, f in figures.items()
@@ -144,13 +138,7 @@ def _show(made: dict[str, Any]) -> None:
     headers = ["", "ms", *(key.replace("_", " ") for key in columns)]
     out.print(table(headers, rows, f"{made['benchmark']} on {made['device']['kind']}"))
     for key, value in made.items():
-        if isinstance(value, int | float | str) and key not in (
-            "benchmark",
-            "commit",
-            "started",
-            "host_cpus",
-            "dirty",
-        ):
+        if isinstance(value, int | float | str) and key not in ABOUT:
             say(f"{key.replace('_', ' ') + ':':<42} {_number(value)}")
     if "tuning" in made and made["config"].get("tune"):
         say("tuned: " + " ".join(f"{key}={value}" for key, value in made["tuning"].items()))
@@ -163,13 +151,9 @@ def _milliseconds(seconds: float) -> str:
 def _number(value: Any) -> str:
     if value is None:
         return "–"
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:.4g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _compare(made: dict[str, Any], earlier: dict[str, Any]) -> int:
@@ -178,19 +162,13 @@ def _compare(made: dict[str, Any], earlier: dict[str, Any]) -> int:
         [n, _milliseconds(a), _milliseconds(b), f"{b / a:.2f}×", verdict]
         for n, a, b, verdict in found
     ]
-    out.print(
-        table(
-            ["", "ms before", "ms now", "ratio", ""],
-            rows,
-            f"against {earlier.get('commit') or 'the record'}",
-        )
-    )
+    title = f"against {earlier.get('commit') or 'the record'}"
+    out.print(table(["", "ms before", "ms now", "ratio", ""], rows, title))
     for what, before, now in record.different(made, earlier):
         say(f"note: {what} was {before} and is {now}.")
     slower = [name for name, _, _, verdict in found if verdict == "slower"]
-    say(
-        f"slower: {', '.join(slower)}"
-        if slower
-        else f"nothing got more than {record.TOLERANCE:.0%} slower."
-    )
-    return 1 if slower else 0
+    if slower:
+        say(f"slower: {', '.join(slower)}")
+        return 1
+    say(f"nothing got more than {record.TOLERANCE:.0%} slower.")
+    return 0

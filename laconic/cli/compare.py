@@ -1,4 +1,4 @@
-"""`laconic compare`: several optimizers on one task."""
+"""`laconic compare` and `laconic sweep`: several optimizers, or a grid of one, on one task."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,33 +6,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from laconic.cli.console import (
-    LiveBars,
-    StopFlag,
-    bars,
-    err,
-    go_on,
+    ResumeConfig,
     out,
-    recipes_text,
+    recipe_words,
+    resume_words,
     say,
+    say_facts,
     table,
     wants_resume,
+    with_bars,
 )
-from laconic.errors import unknown
 from laconic.federated.options import in_words
 from laconic.recipes.comparisons import RECIPES, CompareConfig
-from laconic.runs.compare import Interrupted
+from laconic.recipes.sweeps import SweepConfig, sweeps
 from laconic.runs.compare_run import compare, resume
+from laconic.runs.sweep_run import resume_sweep, sweep
 from laconic.show.summary import table_rows
+from laconic.show.sweep_report import ranking_table, setting_of
 
-_RESUME = "Take up a comparison where it stopped; its settings come from the folder."
+COMPARE = "Compare outer optimizers on one task."
+SWEEP = "Try a grid of one method's hyper-parameters on one task."
 
 
 @dataclass(frozen=True)
-class ResumeConfig:
-    """Take up a comparison where it stopped."""
+class CompareResumeConfig:
+    """Resume a comparison."""
 
     resume: Path
     """The folder of the run."""
@@ -43,58 +42,52 @@ class ResumeConfig:
 def run_compare(argv: Sequence[str]) -> int:
     """`laconic compare [RECIPE] [--flags]` or `laconic compare --resume DIR`."""
     if wants_resume(argv):
-        arguments = tyro.cli(
-            ResumeConfig, args=list(argv), prog="laconic compare", description=_RESUME
-        )
+        old = resume_words("compare", argv, CompareResumeConfig)
+        run = lambda bars, stop: resume(old.resume, on_nan=old.on_nan, observer=bars, stop=stop)
     else:
-        arguments = _config(argv)
-    with StopFlag() as stop, bars() as shown:
-        observer = LiveBars(shown)
-        try:
-            if isinstance(arguments, ResumeConfig):
-                folder, records = resume(
-                    arguments.resume, on_nan=arguments.on_nan, observer=observer, stop=stop
-                )
-            else:
-                command = shlex.join(["laconic", "compare", *argv])
-                folder, records = compare(arguments, observer=observer, stop=stop, command=command)
-        except Interrupted as stopped:
-            shown.stop()
-            say(f"{stopped} Go on with: {go_on('compare', stopped.folder)}", err)
-            return stop.status
-    _print_summary(folder, records)
-    return 0
+        config = recipe_words("compare", argv, CompareConfig(), RECIPES, COMPARE)
+        command = shlex.join(["laconic", "compare", *argv])
+        run = lambda bars, stop: compare(config, observer=bars, stop=stop, command=command)
+    return with_bars("compare", run, _print_comparison)
 
 
-def _config(argv: Sequence[str]) -> CompareConfig:
-    base, rest = CompareConfig(), list(argv)
-    if rest and not rest[0].startswith("-"):
-        if rest[0] not in RECIPES:
-            raise unknown("recipe", rest[0], RECIPES)
-        base = RECIPES[rest.pop(0)][1]
-    description = f"Compare outer optimizers on one task.\n\n{recipes_text(RECIPES)}"
-    return tyro.cli(
-        CompareConfig,
-        args=rest,
-        default=base,
-        prog="laconic compare [RECIPE]",
-        description=description,
-    )
+def run_sweep_command(argv: Sequence[str]) -> int:
+    """`laconic sweep [RECIPE] [--flags]` or `laconic sweep --resume DIR`."""
+    if wants_resume(argv):
+        old = resume_words("sweep", argv, ResumeConfig)
+        run = lambda bars, stop: resume_sweep(old.resume, observer=bars, stop=stop)
+    else:
+        config = recipe_words("sweep", argv, SweepConfig(), sweeps(), SWEEP)
+        command = shlex.join(["laconic", "sweep", *argv])
+        run = lambda bars, stop: sweep(config, observer=bars, stop=stop, command=command)
+    return with_bars("sweep", run, _print_ranking)
 
 
-def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+def _print_comparison(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     header, summary = records[0], records[-1]
     config = header["config"]
     headers, rows = table_rows(summary, config["link"] is not None)
     title = (
-        f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, B = "
-        f"{config['batch']}"
-        f"{in_words(config)}, {config['rounds']} rounds, {config['seeds']} seeds"
+        f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, "
+        f"B = {config['batch']}{in_words(config)}, {config['rounds']} rounds, "
+        f"{config['seeds']} seeds"
     )
     out.print(table(headers, rows, title))
     if summary["target_loss"] is not None:
-        say(
-            f"target: train loss {summary['target_loss']:.4g}; speedup: against "
-            f"{summary['reference'] or '–'}"
-        )
+        reference = summary["reference"] or "–"
+        say(f"target: train loss {summary['target_loss']:.4g}; speedup: against {reference}")
     say(f"report: {(folder / 'report.html').resolve()}")
+
+
+def _print_ranking(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """The report's Markdown table for a terminal, its closing sentence, and where all of it is."""
+    markdown, _, sentence = ranking_table(records).partition("\n\n")
+    headers, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()
+    ]
+    config = records[0]["config"]
+    title = f"{config['method']} on {records[0]['task']['name']}: {setting_of(config)}"
+    out.print(table(headers, rows, f"{title}, {config['rounds']} rounds", left=0))
+    say(sentence.strip().replace("`", ""))
+    names = {"ranking": "ranking.md", "picture": "ranking.png", "records": "records.jsonl"}
+    say_facts({what: (folder / name).resolve() for what, name in names.items()})

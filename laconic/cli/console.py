@@ -1,13 +1,15 @@
-"""What every command shares: the two consoles, bars of progress, and leaving on a signal."""
+"""What every command shares: the two consoles, reading words, progress bars, and stopping."""
 
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -21,21 +23,41 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from laconic.errors import unknown
+from laconic.runs.compare import Interrupted
+
+Config = TypeVar("Config")
+Outcome = tuple[Path, list[dict[str, Any]]]  # a run's folder and its records
+
 # A pipe or a log has no width of its own; 140 columns hold every table.
 out = Console(width=None if sys.stdout.isatty() else 140, emoji=False)
 err = Console(stderr=True, width=None if sys.stderr.isatty() else 140, emoji=False)
 
 
 def say(text: str, console: Console = out) -> None:
-    """A line just as it is: no markup, no colours, not broken."""
+    """Print a line as it is: no markup, no colours, not broken."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_examples(title: str, examples: Mapping[str, str]) -> None:
+    """Print commands and what each does."""
+    say(f"\n{title}")
+    width = max(map(len, examples))
+    for example, what in examples.items():
+        say(f"  {example:<{width}}  {what}")
+
+
+def say_facts(facts: Mapping[str, Any]) -> None:
+    """Print names and values in two columns."""
+    width = max(map(len, facts)) + 1
+    for name, value in facts.items():
+        say(f"{name + ':':<{width}} {value}")
 
 
 def table(
     headers: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, left: int = 1
 ) -> Table:
-    """A table of text; the first `left` columns are flush left and may be broken, the others are
-    numbers."""
+    """A table of text; the first `left` columns are words, flush left, the others numbers."""
     made = Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
     )
@@ -48,10 +70,15 @@ def table(
     return made
 
 
-def recipes_text(recipes: Mapping[str, tuple[str, Any]]) -> str:
-    """The recipes of a command, one line each, for its --help."""
-    lines = "\n".join(f"  {name}: {summary}" for name, (summary, _) in recipes.items())
-    return f"Recipes (first word, then flags to change it):\n{lines}"
+# --- words ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """Resume a run."""
+
+    resume: Path
+    """The folder of the run."""
 
 
 def wants_resume(argv: Iterable[str]) -> bool:
@@ -59,14 +86,72 @@ def wants_resume(argv: Iterable[str]) -> bool:
     return any(word == "--resume" or word.startswith("--resume=") for word in argv)
 
 
+def resume_words(command: str, argv: Sequence[str], config: type[Config]) -> Config:
+    """What `--resume DIR` and further flags ask for."""
+    about = "Resume a run where it stopped, with the settings it was begun with."
+    return tyro.cli(config, args=list(argv), prog=f"laconic {command}", description=about)
+
+
+def recipe_words(
+    command: str,
+    argv: Sequence[str],
+    base: Config,
+    recipes: Mapping[str, tuple[str, Config]],
+    about: str,
+    change: Callable[[Config], Config] = lambda config: config,
+) -> Config:
+    """What `[RECIPE] [--flags]` ask for; `base` is the default, `change` is made before the flags."""
+    rest = list(argv)
+    if rest and not rest[0].startswith("-"):
+        if rest[0] not in recipes:
+            raise unknown("recipe", rest[0], recipes)
+        base = recipes[rest.pop(0)][1]
+    return tyro.cli(
+        type(base),
+        args=rest,
+        default=change(base),
+        prog=f"laconic {command} [RECIPE]",
+        description=f"{about}\n\n{recipes_text(recipes)}",
+    )
+
+
+def recipes_text(recipes: Mapping[str, tuple[str, Any]]) -> str:
+    """The recipes of a command, one line each, for its --help."""
+    lines = "\n".join(f"  {name}: {summary}" for name, (summary, _) in recipes.items())
+    return f"Recipes (first word, then flags to change it):\n{lines}"
+
+
 def go_on(command: str, folder: Path) -> str:
-    """The command that takes a stopped run up again."""
+    """The command that resumes a run."""
     return shlex.join(["laconic", command, "--resume", str(folder)])
 
 
+# --- progress and signals -------------------------------------------------------------------------
+
+
+def with_bars(
+    command: str,
+    run: Callable[["LiveBars", "StopFlag"], Outcome],
+    show: Callable[[Path, list[dict[str, Any]]], None],
+    under_way: str = "this chunk of rounds",
+) -> int:
+    """Carry out a run under progress bars and show its outcome → the exit status.
+
+    A signal stops it in good order, and the command to resume it is printed.
+    """
+    with StopFlag(under_way) as stop, bars() as shown:
+        try:
+            folder, records = run(LiveBars(shown), stop)
+        except Interrupted as stopped:
+            shown.stop()
+            say(f"{stopped} Go on with: {go_on(command, stopped.folder)}", err)
+            return stop.status
+    show(folder, records)
+    return 0
+
+
 class LiveBars:
-    """Watches a comparison or a sweep: one bar a method on stderr, with loss, rounds a second and
-    time left."""
+    """Watches a run: one bar a method on stderr, with loss, rounds a second and time left."""
 
     def __init__(self, bars: Progress):
         self.bars = bars
@@ -74,7 +159,7 @@ class LiveBars:
         self.start: dict[str, int] = {}
 
     def begin(self, label: str, rounds: int, done: int) -> None:
-        """A new bar; one that begins again takes the place of the old."""
+        """A new bar; one that begins again replaces the old."""
         if label in self.ids:
             self.bars.remove_task(self.ids[label])
         self.ids[label] = self.bars.add_task(
@@ -118,8 +203,7 @@ def timing_bar() -> Progress:
 
 
 class StopFlag:
-    """Ctrl-C or SIGTERM once: finish what is under way, save, leave. Twice: leave now, with the
-    last checkpoint."""
+    """The first Ctrl-C or SIGTERM asks a run to save and stop; the second ends the process."""
 
     def __init__(self, under_way: str = "this chunk of rounds") -> None:
         self.signal: int | None = None

@@ -1,27 +1,33 @@
-"""`laconic launch`: real worker processes on this machine, and the Lighthouse that keeps them
-together."""
+"""`laconic launch`: real worker processes on this machine, the Lighthouse that connects them, and a
+live table of what they do."""
 
+import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import jax
 import tyro
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from laconic.cli.console import StopFlag, err, out, say
-from laconic.cli.launch_table import LaunchDisplay
-from laconic.cli.token import VARIABLE, find_token, new_token, write_token
+from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.train import print_outcome, shared_config
-from laconic.cli.worker import split_words
+from laconic.cli.worker import LINE_SECONDS, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.registry import EngineEntry, Waits, engine_entry
-from laconic.engines.supervisor import HASTE, Supervisor
+from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
 from laconic.recipes.trainings import TrainConfig, parts_of, train_command
 from laconic.runs.folder import new_folder
@@ -33,13 +39,20 @@ LIGHTHOUSE, COMPILED = "lighthouse", "compiled"
 PYTHON: tuple[str, ...] = (sys.executable, "-m")
 RESTARTS = 3
 LATE = 10.0  # seconds that a worker may be behind the first to finish
+RECENT = 20  # rounds that times are a mean of
+HEADS = ("worker", "state", "round", "quo-\nrum", "loss", "MB\nout", "MB\nin", "com-\npute", "talk")
+HEADS += ("outer", "left\nout", "refu-\nsed", "re-\nstarts")  # narrow: all fit into 80 columns
+LEGEND = "compute, talk (waiting, moving bytes), outer step: ms a round"
 DESCRIPTION = """\
-Start workers on this machine as processes of their own, and a Lighthouse where they meet; watch them, and start again
-who dies. Say after -- what they train:
+Train with real worker processes on this machine, connected by a Lighthouse. Dead workers are
+restarted, with growing waits, up to --restarts times. Say after -- what they train:
 
   laconic launch --workers 4 -- train digits
-  laconic launch --workers 4 --here 2 --bind 10.0.0.1 --port 29510 -- train fmnist     (two more join from elsewhere)
   laconic launch -- train --resume runs/digits-mlp-…
+
+Two workers here, and two more that join from elsewhere with laconic worker:
+
+  laconic launch --workers 4 --here 2 --bind 10.0.0.1 --port 29510 -- train fmnist
 
 Nothing listens beyond this machine unless --bind says so."""
 
@@ -63,20 +76,15 @@ class LaunchConfig:
     """The address at which other machines reach this one, if it is not --bind."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     restarts: int | None = None
-    """How often each worker is started again after it died; by default 3, and 0 with
+    """How often each worker is restarted after it died; by default 3, and 0 with
     jax-distributed."""
     token_file: Path | None = None
     """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN, or
     a new one."""
-    pace: float = 0.0
-    """Seconds that a round takes at least, to try out how a larger model would do."""
-    kill_one_at: int | None = None
-    """Kill the last worker once it has done this round, to see the others go on and it come back.
-    """
 
 
 @dataclass(frozen=True)
-class Plan:
+class Launch:
     """A launch with everything decided."""
 
     config: LaunchConfig
@@ -98,40 +106,32 @@ def run_launch(argv: Sequence[str]) -> int:
     """`laconic launch [--flags] -- train [RECIPE] [--flags]`."""
     own, words = split_words(argv)
     config = tyro.cli(LaunchConfig, args=own, prog="laconic launch", description=DESCRIPTION)
-    jax.config.update(
-        "jax_platforms", "cpu"
-    )  # this process computes nothing; accelerators are for the workers
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     plan = _plan(config, words)
+    folder, train = plan.folder, plan.train
     command = shlex.join(["laconic", "launch", *argv])
-    atomic.write_text(plan.folder / "command.txt", command + "\n")
+    atomic.write_text(folder / "command.txt", command + "\n")
     _greet(plan)
-    title = f"{plan.train.task}, {plan.train.optimizer}, {plan.train.rounds} rounds"
-    again = (
-        f"laconic launch --workers {plan.train.workers} -- train --resume "
-        f"{shlex.quote(str(plan.folder))}"
-    )
+    title = f"{train.task}, {train.optimizer}, {train.rounds} rounds"
+    resume = shlex.join(["train", "--resume", str(folder)])
+    again = f"laconic launch --workers {train.workers} -- {resume}"
+    display = LaunchDisplay(plan.names, train.rounds, title)
     try:
-        with (
-            StopFlag("this round and one more") as stop,
-            LaunchDisplay(plan.names, plan.train.rounds, title) as shown,
-        ):
-            _watch(plan, shown, stop)
+        with StopFlag("this round and one more") as stop, display:
+            _watch(plan, display, stop)
     except LaconicError as error:
-        hint = (
-            f" What was done is kept; go on with: {again}"
-            if any(plan.folder.glob(WORKER_LOGS))
-            else ""
-        )
-        raise LaconicError(f"{error}{hint}") from error
+        if not any(folder.glob(WORKER_LOGS)):
+            raise
+        raise LaconicError(f"{error} What was done is kept; go on with: {again}") from error
     finally:
-        shutil.rmtree(plan.folder / COMPILED, ignore_errors=True)
+        shutil.rmtree(folder / COMPILED, ignore_errors=True)
     if stop():
-        say(f"stopped after round {shown.round} of {plan.train.rounds}. Go on with: {again}", err)
+        say(f"stopped after round {display.round} of {train.rounds}. Go on with: {again}", err)
         return stop.status
-    records = finish(plan.folder, command)
-    if not err.is_terminal:  # where it is, the table stands there already
-        out.print(shown.render())
-    print_outcome(plan.folder, records)
+    records = finish(folder, command)
+    if not err.is_terminal:  # in a terminal the table is there already
+        out.print(display.render())
+    print_outcome(folder, records)
     if len(records[-1]["final_digests"]) != 1:
         raise LaconicError(
             "the workers did not end with the same state; their records say after which round."
@@ -140,8 +140,7 @@ def run_launch(argv: Sequence[str]) -> int:
 
 
 def check_real_workers(config: TrainConfig) -> None:
-    """Everything that can be wrong with a training between processes, found before any of them
-    starts."""
+    """Refuse a training that several processes cannot carry out."""
     method, setting = parts_of(config)
     K, _ = method.budget(setting.workers, setting.local_steps)
     if K != config.workers:
@@ -150,8 +149,8 @@ def check_real_workers(config: TrainConfig) -> None:
         )
 
 
-def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
-    """Everything that can be wrong, found before anything is started."""
+def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
+    """Decide everything and check it, before anything is started."""
     if config.workers is not None and config.workers < 1:
         raise LaconicError(f"workers must be positive, got {config.workers}.")
     train, resumed = shared_config(words, config.workers)
@@ -162,11 +161,12 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
             f"{config.here}."
         )
     entry = engine_entry(config.engine)
-    restarts = config.restarts if config.restarts is not None else RESTARTS if entry.restarts else 0
+    restarts = config.restarts
+    if restarts is None:
+        restarts = RESTARTS if entry.restarts else 0
     if restarts < 0 or (restarts and not entry.restarts):
         raise LaconicError(
-            f"{config.engine} cannot start a worker {restarts} times again: --restarts must be 0 "
-            "there."
+            f"{config.engine} cannot restart a worker {restarts} times: --restarts must be 0 there."
         )
     token, token_at = find_token(config.token_file, os.environ), "the same token"
     port = free_port(config.bind, config.port)
@@ -178,94 +178,233 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Plan:
         if (config.here or train.workers) < train.workers:
             write_token(folder / "token", token)
     train = replace(train, out=folder)
-    return Plan(config, train, entry, folder, with_port(host, port), token, token_at, restarts)
+    return Launch(config, train, entry, folder, with_port(host, port), token, token_at, restarts)
 
 
-def _greet(plan: Plan) -> None:
+def _greet(plan: Launch) -> None:
     say(f"the workers meet at {plan.address}; folder: {plan.folder}", err)
-    if not is_loopback(plan.config.bind):
-        say(
-            f"listening at {plan.config.bind}, beyond this machine: without the token nobody gets "
-            "in",
-            err,
-        )
-    if len(plan.names) < plan.train.workers:
+    bind, here, workers = plan.config.bind, len(plan.names), plan.train.workers
+    if not is_loopback(bind):
+        say(f"listening at {bind}, beyond this machine: without the token nobody gets in", err)
+    if here < workers:
         joins = f"--join {plan.address} --worker N --bind ADDRESS --engine {plan.config.engine}"
         there = train_command(replace(plan.train, out=None)).removeprefix("laconic ")
-        others = f"N from {len(plan.names)} to {plan.train.workers - 1}"
-        say(
-            f"join from elsewhere, with {plan.token_at}, {others}: laconic worker {joins} -- "
-            f"{there}",
-            err,
-        )
+        who = f"join from elsewhere, with {plan.token_at}, N from {here} to {workers - 1}"
+        say(f"{who}: laconic worker {joins} -- {there}", err)
 
 
-def _commands(plan: Plan) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """The command lines of the Lighthouse and of the workers."""
     config, waits = plan.config, plan.config.waits
     host, port = split_address(plan.address)
-    seen = [
-        "--bind",
-        with_port(config.bind, port),
-        "--heartbeat-timeout",
-        str(waits.silence),
-        "--until-eof",
-    ]
-    services = (
-        {LIGHTHOUSE: [*PYTHON, "laconic.engines.lighthouse", *seen]} if plan.entry.service else {}
-    )
+    services = {}
+    if plan.entry.service:
+        flags = {"bind": with_port(config.bind, port), "heartbeat-timeout": waits.silence}
+        module = "laconic.engines.lighthouse"
+        services[LIGHTHOUSE] = [*PYTHON, module, *_flags(flags), "--until-eof"]
     flags = {"join": plan.address, "engine": config.engine, "bind": config.bind, "host": host}
-    flags |= {f.name: str(getattr(waits, f.name)) for f in fields(waits)}
-    compiled = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(plan.folder / COMPILED)
-    flags |= {"pace": str(config.pace), "compiled": compiled}
-    given = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    flags |= {f.name: getattr(waits, f.name) for f in fields(waits)}
+    flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
     train = shlex.split(train_command(plan.train))[1:]
+    given = [*_flags(flags), "--json", "--until-eof", "--", *train]
     workers = {
-        name: [
-            *PYTHON,
-            "laconic",
-            "worker",
-            "--worker",
-            str(k),
-            *given,
-            "--json",
-            "--until-eof",
-            "--",
-            *train,
-        ]
+        name: [*PYTHON, "laconic", "worker", "--worker", str(k), *given]
         for k, name in enumerate(plan.names)
     }
     return services, workers
 
 
-def _watch(plan: Plan, shown: LaunchDisplay, stop: StopFlag) -> None:
+def _flags(values: dict[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> None:
     """Keep all going until all are done, a signal comes or one has died too often."""
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, VARIABLE: plan.token}
-    victim = plan.names[-1] if plan.config.kill_one_at is not None else None
+    tell, take = display.tell, display.take
     first_end: float | None = None
-    with Supervisor(*_commands(plan), environment, plan.restarts, shown.tell, shown.take) as group:
+    with Supervisor(*_commands(plan), environment, plan.restarts, tell, take) as group:
         while not stop() and not all(member.over for member in group.workers.values()):
             group.step(0.1)
             for name, member in group.workers.items():
-                shown.died(name, member.deaths)
-            shown.tick()
-            child = group.members[victim].child if victim is not None else None
-            if victim and child and shown.workers[victim].round >= (plan.config.kill_one_at or 0):
-                shown.tell(victim, f"killed on purpose after round {shown.workers[victim].round}")
-                child.signal(signal.SIGKILL)
-                victim = None
-            if any(seen.ended for seen in shown.workers.values()):
+                display.died(name, member.deaths)
+            display.tick()
+            if any(row.ended for row in display.workers.values()):
                 first_end = first_end or time.monotonic()
-                _release(group, shown, late=time.monotonic() - first_end > LATE)
+                _release(group, display, late=time.monotonic() - first_end > LATE)
         group.end(LATE + plan.config.waits.silence)
 
 
-def _release(group: Supervisor, shown: LaunchDisplay, late: bool) -> None:
-    """The training is over for those who took part: who is dead then, or still starting later on,
-    is not waited for."""
+def _release(group: Supervisor, display: "LaunchDisplay", late: bool) -> None:
+    """Once a worker has finished, do not wait for those that are dead, or, if late, for any."""
     for name, member in group.workers.items():
-        wanted = member.until is None and not member.done and not shown.workers[name].ended
+        wanted = member.until is None and not member.done and not display.workers[name].ended
         if wanted and (late or member.child is None):
-            shown.tell(name, "not needed any more: the others have finished")
-            shown.workers[name].state = "too late"
+            display.tell(name, "no longer needed: the others have finished")
+            display.workers[name].state = "too late"
             group.dismiss(name, HASTE)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+@dataclass
+class WorkerRow:
+    """What is known of a worker."""
+
+    state: str = "starts"
+    round: int = 0
+    quorum: list[int] = field(default_factory=list)
+    loss: float | None = None
+    sent: int = 0
+    received: int = 0
+    left_out: int = 0
+    refused: int = 0
+    restarts: int = 0
+    ended: bool = False
+    seconds: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def take(self, row: dict[str, Any]) -> None:
+        """Add one more round."""
+        self.state = "trains"
+        self.round = row["round"]
+        self.quorum = row["quorum"]
+        self.loss = row["loss"]
+        self.sent += row["sent"]
+        self.received += row["received"]
+        self.left_out += len(row["excluded"])
+        self.refused = sum(row["refused"].values())
+        self.seconds.append(row["seconds"])
+
+    def ms(self, *parts: str) -> str:
+        """The mean time of some parts of a round."""
+        if not self.seconds:
+            return "–"
+        found = 1000 * mean(sum(s[p] for p in parts) for s in self.seconds)
+        return f"{found:.1f}" if found < 100 else f"{found:.0f}"
+
+    def cells(self) -> list[str]:
+        """The row, without its name."""
+        return [
+            self.state,
+            str(self.round),
+            str(len(self.quorum)) if self.quorum else "–",
+            "–" if self.loss is None else f"{self.loss:.4f}",
+            megabytes(self.sent),
+            megabytes(self.received),
+            self.ms("compute"),
+            self.ms("quorum", "gather"),
+            self.ms("outer"),
+            str(self.left_out),
+            str(self.refused),
+            str(self.restarts),
+        ]
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes, in five letters."""
+    return f"{count / 1e6:.2f}" if count < 1e8 else f"{count / 1e6:.0f}"
+
+
+class LaunchDisplay:
+    """Shows what the workers write: in a terminal a live table below their logs, else lines."""
+
+    def __init__(
+        self,
+        workers: Iterable[str],
+        rounds: int,
+        title: str,
+        console: Console = err,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.workers = {name: WorkerRow() for name in workers}
+        self.rounds = rounds
+        self.title = title
+        self.console = console
+        self._clock = clock
+        self._said_at = clock()
+        live = Live(console=console, get_renderable=self.render)
+        self._live = live if console.is_terminal else None
+
+    def __enter__(self) -> "LaunchDisplay":
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def take(self, line: Line) -> None:
+        """Take in a line: a worker's JSON is for the table, anything else is shown as it is."""
+        message = None if line.error or line.name not in self.workers else _message(line.text)
+        if message is None:
+            self.tell(line.name, line.text)
+            return
+        row = self.workers[line.name]
+        if message["kind"] == "start":
+            row.state = "compiles"
+        elif message["kind"] == "round":
+            row.take(message)
+            for note in message["notes"]:
+                self.tell(line.name, f"round {message['round']}: {note}")
+        elif message["kind"] == "note":
+            self.tell(line.name, message["text"])
+        elif message["kind"] == "end":
+            row.state = "done"
+            row.ended = True
+            row.round = message["round"]
+
+    def died(self, name: str, deaths: int) -> None:
+        """Note how often a worker has died so far."""
+        row = self.workers[name]
+        if deaths > row.restarts:
+            row.restarts = deaths
+            row.state = "died"
+
+    def tell(self, name: str, text: str) -> None:
+        """Print a line above the table, under a process's name."""
+        say(f"{name} | {text}", self.console)
+
+    @property
+    def round(self) -> int:
+        """The last round of the worker furthest ahead."""
+        return max(row.round for row in self.workers.values())
+
+    def render(self) -> RenderableType:
+        """The table."""
+        table = Table(title=Text(self.title), caption=LEGEND, box=None, pad_edge=False)
+        table.title_justify = table.caption_justify = "left"
+        table.padding = (0, 1, 0, 0)
+        for i, head in enumerate(HEADS):
+            table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
+        for name, row in self.workers.items():
+            style = {"died": "yellow", "done": "green"}.get(row.state, "")
+            cells = [name.removeprefix("worker "), *row.cells()]
+            table.add_row(*map(Text, cells), style=style)
+        return table
+
+    def summary(self) -> str:
+        """All of it on one line."""
+        ahead = max(self.workers.values(), key=lambda row: row.round)
+        if not ahead.round:
+            return "; ".join(f"{name} {row.state}" for name, row in self.workers.items())
+        loss = "" if ahead.loss is None else f", loss {ahead.loss:.4f}"
+        quorum = f", quorum {len(ahead.quorum)}" if ahead.quorum else ""
+        restarts = sum(row.restarts for row in self.workers.values())
+        return f"round {ahead.round}/{self.rounds}{quorum}{loss}, restarts {restarts}"
+
+    def tick(self) -> None:
+        """In a log, print the summary every ten seconds."""
+        if self._live is None and self._clock() - self._said_at >= LINE_SECONDS:
+            self._said_at = self._clock()
+            self.console.print(Text(self.summary()))
+
+
+def _message(text: str) -> dict[str, Any] | None:
+    """A worker's message; None if the line is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "kind" in found else None

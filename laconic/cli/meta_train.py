@@ -1,17 +1,33 @@
-"""`laconic meta-train`: train a learned optimizer by a recipe."""
+"""`laconic meta-train`: train a learned optimizer by a recipe, and the live panel of its progress."""
 
+import math
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from laconic.cli.console import StopFlag, err, go_on, recipes_text, say, wants_resume
+from laconic.cli.console import (
+    StopFlag,
+    err,
+    go_on,
+    recipes_text,
+    resume_words,
+    say,
+    say_facts,
+    wants_resume,
+)
 from laconic.cli.hosts import Hosts
-from laconic.cli.meta_display import MetaDisplay
 from laconic.errors import LaconicError, unknown
 from laconic.federated.options import Federated, read_federated
 from laconic.recipes.comparisons import flags_of
@@ -21,12 +37,15 @@ from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import meta_train, resume_meta_train
 
 EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
-_RESUME = "Take up meta-training where it stopped; its settings come from the folder."
+BLOCKS = "▁▂▃▄▅▆▇█"
+COLUMNS = 60  # of the sparkline
+WINDOW = 50  # outer steps that the meta-loss shown is a mean of
+LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class MetaResumeConfig:
-    """Take up meta-training where it stopped."""
+    """Resume meta-training."""
 
     resume: Path
     """The folder of the run."""
@@ -37,7 +56,7 @@ class MetaResumeConfig:
 
 @dataclass(frozen=True)
 class _Begin:
-    """Settings and, apart from them, who takes part."""
+    """Settings and, apart from them, which processes take part."""
 
     config: Annotated[MetaConfig, tyro.conf.arg(name="")]
     hosts: tyro.conf.OmitArgPrefixes[Hosts]
@@ -46,9 +65,7 @@ class _Begin:
 def run_meta_train(argv: Sequence[str]) -> int:
     """`laconic meta-train RECIPE [--flags]` or `laconic meta-train --resume DIR [--minutes M]`."""
     if wants_resume(argv):
-        arguments = tyro.cli(
-            MetaResumeConfig, args=list(argv), prog="laconic meta-train", description=_RESUME
-        )
+        arguments = resume_words("meta-train", argv, MetaResumeConfig)
         name, hosts = arguments.resume.name, arguments.hosts
     else:
         name, arguments, hosts = _config(argv)
@@ -68,7 +85,7 @@ def run_meta_train(argv: Sequence[str]) -> int:
         except Interrupted as stopped:
             display.close()
             say(f"{stopped} Go on with: {go_on('meta-train', stopped.folder)}", console)
-            return stop.status if stop() else 0  # a budget of minutes that is used up is no failure
+            return stop.status if stop() else 0  # --minutes that are used up are no failure
     if speaks:
         _print_summary(folder, records)
     return 0
@@ -76,21 +93,22 @@ def run_meta_train(argv: Sequence[str]) -> int:
 
 def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
     rest = list(argv)
+    recipes = recipes_text(META_RECIPES)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if name is None and not {"-h", "--help"} & set(rest):
-        say(f"{recipes_text(META_RECIPES)}\n\nExample: {EXAMPLE}\n", err)
+        say(f"{recipes}\n\nExample: {EXAMPLE}\n", err)
         raise LaconicError(
             "meta-train needs the name of a recipe first; choose one of those above."
         )
     if name is not None and name not in META_RECIPES:
         raise unknown("recipe", name, META_RECIPES)
     base = MetaConfig() if name is None else META_RECIPES[name][1]
-    description = (
-        f"Meta-train a learned optimizer on one task or several.\n\n{recipes_text(META_RECIPES)}"
-    )
-    prog = f"laconic meta-train {name or 'RECIPE'}"
     begin = tyro.cli(
-        _Begin, args=rest, default=_Begin(base, Hosts()), prog=prog, description=description
+        _Begin,
+        args=rest,
+        default=_Begin(base, Hosts()),
+        prog=f"laconic meta-train {name or 'RECIPE'}",
+        description=f"Meta-train a learned optimizer on one task or several.\n\n{recipes}",
     )
     return name or "own", begin.config, begin.hosts
 
@@ -100,29 +118,157 @@ def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     best = folder / "best.safetensors"
     config = MetaConfig(**{**read_federated(header, str(folder)), "tasks": tuple(header["tasks"])})
     inner = parse_inner(config.tasks[0], config)
-    sizes = {
-        "task": inner.task,
-        "workers": inner.workers,
-        "local-steps": inner.local_steps,
-        "batch": inner.batch,
-    }
-    if inner.federated.active:
-        del sizes["local-steps"]  # a population's data decides
+    sizes = {"task": inner.task, "workers": inner.workers}
+    if not inner.federated.active:  # else the population's data decides
+        sizes["local-steps"] = inner.local_steps
+    sizes["batch"] = inner.batch
     flags = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     flags += flags_of(inner.federated, Federated(), "federated.")
+    measure = ["laconic", "compare", *flags, "--optimizers", "local-sgd", str(best)]
     score = "infinite" if summary["best_score"] is None else f"{summary['best_score']:.4f}"
-    lines = {
+    step = f"outer step {summary['best_step']:,} of {summary['steps']:,}"
+    facts = {
         "folder": folder,
-        "best": f"score {score} on held-out seeds (lower is better), outer step "
-        f"{summary['best_step']:,} "
-        f"of {summary['steps']:,}",
+        "best": f"score {score} on held-out seeds (lower is better), {step}",
         "took": f"{summary['seconds']:,.1f} s, {summary['rounds_per_second']:,.0f} rounds/s",
         "weights": best,
         "picture": folder / "learning-curve.png",
         "in Python": f'laconic.load("{best}")',
-        "measure it": shlex.join(
-            ["laconic", "compare", *flags, "--optimizers", "local-sgd", str(best)]
-        ),
+        "measure it": shlex.join(measure),
     }
-    for name, value in lines.items():
-        say(f"{name + ':':<11} {value}")
+    say_facts(facts)
+
+
+# --- the panel ------------------------------------------------------------------------------------
+
+
+def sparkline(values: Sequence[float], width: int = COLUMNS) -> str:
+    """Values as blocks between their lowest and highest; many values are averaged into `width`."""
+    if not len(values):
+        return ""
+    parts = np.array_split(np.asarray(values, float), min(width, len(values)))
+    means = np.array([part.mean() for part in parts])
+    known = means[np.isfinite(means)]
+    if not known.size:
+        return " " * len(means)
+    low, span = known.min(), max(np.ptp(known), 1e-30)
+    block = lambda m: BLOCKS[round((m - low) / span * (len(BLOCKS) - 1))]
+    return "".join(block(m) if math.isfinite(m) else " " for m in means)
+
+
+class MetaDisplay:
+    """Shows meta-training: meta-loss and its course, speed, time left, and the best φ so far.
+
+    In a terminal that is a live panel, in a log a line every ten seconds.
+    """
+
+    def __init__(
+        self, title: str, console: Console = err, clock: Callable[[], float] = time.monotonic
+    ):
+        self.title = title
+        self.console = console
+        self.clock = clock
+        self.config: MetaConfig | None = None
+        self.done = self.first = self.rounds_per_step = 0
+        self.losses: list[float] = []
+        self.norm = math.nan
+        self.best: tuple[float, int] | None = None
+        self.begun = self.line_at = clock()
+        self.compiled: tuple[float, int] | None = None  # when the first step was done, its number
+        live = Live(console=console, get_renderable=self.render)
+        self._live = live if console.is_terminal else None
+
+    def __enter__(self) -> "MetaDisplay":
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the panel as it is; what is printed next comes below it."""
+        if self._live is not None:
+            self._live.stop()
+
+    # --- called by the run
+
+    def begin(self, config: MetaConfig, done: int, rounds_per_step: int) -> None:
+        """Training starts, or goes on after `done` outer steps."""
+        self.config = config
+        self.done = self.first = done
+        self.rounds_per_step = rounds_per_step
+        self._line()
+
+    def progress(self, done: int, losses: np.ndarray, norms: np.ndarray) -> None:
+        """Some outer steps are done."""
+        self.losses += losses.tolist()
+        self.norm = float(norms[-1])
+        self.done = done
+        if self.compiled is None and done > self.first:
+            self.compiled = self.clock(), done
+            self._line()
+        elif self.clock() - self.line_at >= LINE_SECONDS:
+            self._line()
+
+    def judged(self, done: int, value: float, best: bool) -> None:
+        """φ was judged on held-out seeds."""
+        if best:
+            self.best = value, done
+
+    def note(self, text: str) -> None:
+        """A line above the panel."""
+        say(f"note: {text}", self.console)
+
+    # --- what is shown
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Outer steps a second since the first one, whose time is mostly compiling."""
+        if self.compiled is None or self.done == self.compiled[1]:
+            return None
+        return (self.done - self.compiled[1]) / max(self.clock() - self.compiled[0], 1e-9)
+
+    def facts(self) -> list[str]:
+        """What there is to say about the training so far."""
+        if self.config is None:
+            return ["reading data, preparing …"]
+        best = []
+        if self.best is not None:
+            best = [f"best {self.best[0]:.4f} on held-out seeds (step {self.best[1]:,})"]
+        if self.done == self.first and self.done < self.config.steps:
+            return ["compiling …", *best]
+        loss = float(np.mean(self.losses[-WINDOW:])) if self.losses else math.nan
+        rate = self.steps_per_second
+        speed = [] if rate is None else [f"{rate * self.rounds_per_step:,.0f} rounds/s"]
+        return [f"meta-loss {loss:.4f}", f"gradient norm {self.norm:.3g}", *speed, *best]
+
+    def times(self) -> list[str]:
+        """Elapsed, and left if that can be told."""
+        rate, shown = self.steps_per_second, [f"elapsed {_clock_time(self.clock() - self.begun)}"]
+        if rate is not None and self.config is not None:
+            shown.append(f"left {_clock_time((self.config.steps - self.done) / rate)}")
+        return shown
+
+    def render(self) -> RenderableType:
+        """The panel."""
+        steps = 1 if self.config is None else self.config.steps
+        count = "" if self.config is None else f"outer step {self.done:,}/{steps:,}"
+        bar = ProgressBar(steps, self.done, width=30)
+        top = Table.grid(padding=(0, 1))
+        top.add_row(Text(self.title, style="bold"), bar, Text(count), *self.times())
+        lines: list[RenderableType] = [top, Text(" · ".join(self.facts()))]
+        if self.losses:
+            lines.append(Text(f"{sparkline(self.losses)} meta-loss", style="cyan"))
+        return Group(*lines)
+
+    def _line(self) -> None:
+        """A line for a log, which shows no panel."""
+        self.line_at = self.clock()
+        if self._live is None and self.config is not None:
+            where = f"outer step {self.done:,}/{self.config.steps:,}"
+            say(f"{self.title}: {', '.join([where, *self.facts(), *self.times()])}", self.console)
+
+
+def _clock_time(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -10,8 +10,9 @@ from laconic.cli.console import err, say, timing_bar
 from laconic.show.book import write_book
 
 DESCRIPTION = """\
-Gather every record under a folder (comparisons, sweeps, meta-training, experiments, benchmarks) into one page that
-opens offline, each figure with its command, commit, device and time. Nothing is run again."""
+Gather every record under a folder (comparisons, sweeps, meta-training, experiments, benchmarks)
+into one page that opens offline, each figure with its command, commit, device and time. Nothing is
+run again."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def run_report(argv: Sequence[str]) -> int:
         def tell(name: str, total: int) -> None:
             if shown.tasks:
                 shown.update(shown.tasks[0].id, advance=1, what=name)
-            else:  # not before there is something to draw, or an error would come with an empty bar
+            else:  # the first call: an error before it shows no empty bar
                 shown.add_task("runs", total=total, what=name)
 
         paths, skipped = write_book(config.results, config.out, markdown=config.markdown, tell=tell)

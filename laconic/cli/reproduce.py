@@ -22,7 +22,7 @@ from laconic.cli.console import (
     timing_bar,
     wants_resume,
 )
-from laconic.cli.meta_display import MetaDisplay
+from laconic.cli.meta_train import MetaDisplay
 from laconic.errors import LaconicError
 from laconic.reproduce.compiling import spare_compiling
 from laconic.reproduce.experiment import narrowed, needs, parts_of

@@ -2,105 +2,72 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from laconic.cli.console import (
     LiveBars,
-    StopFlag,
-    bars,
-    err,
+    ResumeConfig,
     go_on,
-    recipes_text,
-    say,
+    recipe_words,
+    resume_words,
+    say_facts,
     wants_resume,
+    with_bars,
 )
-from laconic.errors import LaconicError, unknown
+from laconic.errors import LaconicError
 from laconic.recipes.trainings import TRAIN_RECIPES, TrainConfig, from_json
-from laconic.runs.compare import Interrupted
 from laconic.runs.train import SIMULATED, resume_train, train
 from laconic.runs.train_folder import CURVE, WEIGHTS, read_header
 from laconic.show.training import training_facts
 
-_RESUME = "Take up a training where it stopped; its settings come from the folder."
-_BEGIN = """\
-Train one model with K workers and one outer optimizer, all in this process. With real processes instead:
-laconic launch --workers 4 -- train RECIPE"""
-
-
-@dataclass(frozen=True)
-class TrainResumeConfig:
-    """Take up a training where it stopped."""
-
-    resume: Path
-    """The folder of the run."""
+ABOUT = """\
+Train one model with K workers and one outer optimizer, all in this process. To train with real
+processes instead: laconic launch --workers 4 -- train RECIPE"""
 
 
 def run_train(argv: Sequence[str]) -> int:
     """`laconic train [RECIPE] [--flags]` or `laconic train --resume DIR`."""
     given = train_words(argv)
-    with StopFlag("this round and one more") as stop, bars() as shown:
-        tell = Bar(LiveBars(shown))
-        try:
-            if isinstance(given, TrainResumeConfig):
-                folder, records = resume_train(given.resume, tell=tell, stop=stop)
-            else:
-                folder, records = train(
-                    given, tell=tell, stop=stop, command=shlex.join(["laconic", "train", *argv])
-                )
-        except Interrupted as stopped:
-            shown.stop()
-            say(f"{stopped} Go on with: {go_on('train', stopped.folder)}", err)
-            return stop.status
-    print_outcome(folder, records)
-    return 0
+    command = shlex.join(["laconic", "train", *argv])
+    if isinstance(given, ResumeConfig):
+        run = lambda bars, stop: resume_train(given.resume, tell=Bar(bars), stop=stop)
+    else:
+        run = lambda bars, stop: train(given, tell=Bar(bars), stop=stop, command=command)
+    return with_bars("train", run, print_outcome, "this round and one more")
 
 
-def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig | TrainResumeConfig:
+def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig | ResumeConfig:
     """What the words after `train` ask for; `workers` is how many a launcher has, if it says so."""
     if wants_resume(argv):
-        return tyro.cli(
-            TrainResumeConfig, args=list(argv), prog="laconic train", description=_RESUME
-        )
-    base, rest = TrainConfig(), list(argv)
-    if rest and not rest[0].startswith("-"):
-        if rest[0] not in TRAIN_RECIPES:
-            raise unknown("recipe", rest[0], TRAIN_RECIPES)
-        base = TRAIN_RECIPES[rest.pop(0)][1]
-    if workers is not None:
-        base = replace(base, workers=workers)
-    description = f"{_BEGIN}\n\n{recipes_text(TRAIN_RECIPES)}"
-    return tyro.cli(
-        TrainConfig, args=rest, default=base, prog="laconic train [RECIPE]", description=description
-    )
+        return resume_words("train", argv, ResumeConfig)
+    change = lambda base: base if workers is None else replace(base, workers=workers)
+    return recipe_words("train", argv, TrainConfig(), TRAIN_RECIPES, ABOUT, change)
 
 
 def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfig, bool]:
-    """The config that several processes train by, and whether it is that of a folder to go on in."""
+    """The config that several processes train by, and whether it is resumed from a folder."""
     if not words or words[0] != "train":
         raise LaconicError(
             "say what to train after --, for example: laconic launch --workers 4 -- train digits"
         )
-    given = train_words(words[1:], workers)
-    if isinstance(given, TrainResumeConfig):
-        header = read_header(given.resume)
+    config = train_words(words[1:], workers)
+    resumed = isinstance(config, ResumeConfig)
+    if isinstance(config, ResumeConfig):
+        folder = config.resume
+        header = read_header(folder)
         if header["engine"] == SIMULATED:
             raise LaconicError(
-                f"{given.resume} was trained in one process: go on with "
-                f"{go_on('train', given.resume)}"
+                f"{folder} was trained in one process: go on with {go_on('train', folder)}"
             )
-        config = from_json(header["config"], given.resume)
-    else:
-        config = given
+        config = from_json(header["config"], folder)
     if workers is not None and config.workers != workers:
         raise LaconicError(
             f"there are {workers} workers, but the training is for {config.workers}: give "
             "--workers once, or alike."
         )
-    return config, isinstance(given, TrainResumeConfig)
+    return config, resumed
 
 
 class Bar:
@@ -125,12 +92,7 @@ def notes_of(message: Mapping[str, Any]) -> Sequence[str]:
 
 
 def print_outcome(folder: Path, records: Sequence[dict[str, Any]]) -> None:
-    """What came out of a training, and where it lies."""
-    facts = dict(training_facts(records))
-    facts |= {
-        what: str((folder / name).resolve())
-        for what, name in (("weights", WEIGHTS), ("picture", CURVE))
-    }
-    width = max(map(len, facts)) + 1
-    for name, text in facts.items():
-        say(f"{name + ':':<{width}} {text}")
+    """What came out of a training, and where it is."""
+    paths = {"weights": WEIGHTS, "picture": CURVE}
+    files = {what: (folder / name).resolve() for what, name in paths.items()}
+    say_facts({**dict(training_facts(records)), **files})

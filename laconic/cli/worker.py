@@ -1,5 +1,4 @@
-"""`laconic worker`: one process of many, told where the others are by flags, by SLURM or by
-torchrun."""
+"""`laconic worker`: one process of many; flags, SLURM or torchrun say where the others are."""
 
 import fcntl
 import json
@@ -16,7 +15,7 @@ import jax
 import tyro
 
 from laconic.cli.console import StopFlag, err, say
-from laconic.cli.token import need_token
+from laconic.cli.hosts import need_token
 from laconic.cli.train import notes_of, print_outcome, shared_config
 from laconic.engines.address import (
     ProcessRank,
@@ -37,14 +36,15 @@ from laconic.store.runlog import plain
 
 LINE_SECONDS, END_SECONDS = 10.0, 20.0
 DESCRIPTION = """\
-Train as one worker of several processes, on this machine or many. Say after -- what all of them train:
+Train as one worker of several processes, on this machine or many. Say after -- what all of them
+train:
 
   laconic worker --join 10.0.0.1:29510 --worker 2 --bind 10.0.0.7 -- train fmnist --workers 4
   srun laconic worker --bind 0.0.0.0 -- train fmnist            (worker 0 hosts the Lighthouse)
   torchrun --nproc-per-node 4 --no-python laconic worker -- train digits
 
-All of them need the same token, in $LACONIC_TOKEN or --token-file. A worker that was started again goes on from its
-checkpoint and catches up from a peer."""
+All of them need the same token, in $LACONIC_TOKEN or --token-file. A restarted worker resumes from
+its checkpoint and catches up from a peer."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,10 @@ class WorkerConfig:
     compiled: Path | None = None
     """A folder for compiled programs, shared by the workers of a machine: one compiles, the others
     wait for it."""
-    pace: float = 0.0
-    """Seconds that a round takes at least, to try out how a larger model would do."""
     json: bool = False
     """Write one JSON object a round to standard output."""
     until_eof: bool = False
-    """Leave when standard input ends, as it does when whoever holds its other end dies."""
+    """Leave when standard input ends, as it does when the process at its other end dies."""
 
 
 def run_worker(argv: Sequence[str]) -> int:
@@ -86,13 +84,16 @@ def run_worker(argv: Sequence[str]) -> int:
         end_with_stdin()
     token = need_token(config.token_file, os.environ)
     entry = engine_entry(config.engine)
-    place = None if config.join is not None and config.worker is not None else rank_from(os.environ)
-    train, _ = shared_config(words, None if place is None else place.workers)
-    seat = seat_of(config, place, train.workers)
+    told = config.join is not None and config.worker is not None
+    rank = None if told else rank_from(os.environ)
+    train, _ = shared_config(words, None if rank is None else rank.workers)
+    seat = seat_of(config, rank, train.workers)
     hosts = config.join is None and seat.worker == 0
     lighthouse = host_lighthouse(seat) if hosts and entry.service else None
     folder, command = worker_folder(train), shlex.join(["laconic", "worker", *argv])
-    turn = CompileTurn(config.compiled) if config.compiled is not None else None
+    turn = None if config.compiled is None else CompileTurn(config.compiled)
+    if not entry.restarts:
+        turn = None  # these engines compile together with the others, and would wait for ever
     with StopFlag("this round and one more") as stop:
         try:
             work(
@@ -104,15 +105,12 @@ def run_worker(argv: Sequence[str]) -> int:
                 tell=Json() if config.json else Lines(seat.worker),
                 stop=stop,
                 command=command,
-                pace=Pace(config.pace),
-                turn=turn
-                if entry.restarts
-                else None,  # who must meet the others to compile would wait for ever
+                turn=turn,
             )
         except Interrupted as stopped:
             say(f"{stopped} The same command goes on from there.", err)
             return stop.status
-    del lighthouse  # which served until now
+    del lighthouse  # it served until now
     if hosts and not config.json:
         _wait(lambda: not missing_ends(folder), END_SECONDS)
         print_outcome(folder, finish(folder, command))
@@ -126,15 +124,16 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:cut], words[cut + 1 :]
 
 
-def seat_of(config: WorkerConfig, place: ProcessRank | None, workers: int) -> Seat:
-    """Which worker this is and where it meets the others, from flags and then from the environment."""
-    if config.join is None and place is None:
+def seat_of(config: WorkerConfig, rank: ProcessRank | None, workers: int) -> Seat:
+    """Which worker this is and where it meets the others: from flags, then the environment."""
+    if config.join is None and rank is None:
         raise LaconicError(
             "a worker must know where the others are: give --join HOST:PORT and --worker N, or "
-            "start it with srun or "
-            "torchrun, which say so."
+            "start it with srun or torchrun, which say so."
         )
-    worker = config.worker if config.worker is not None else None if place is None else place.worker
+    worker = config.worker
+    if worker is None and rank is not None:
+        worker = rank.worker
     if worker is None:
         raise LaconicError(f"say which worker this is: --worker 0 to --worker {workers - 1}.")
     if not 0 <= worker < workers:
@@ -142,21 +141,20 @@ def seat_of(config: WorkerConfig, place: ProcessRank | None, workers: int) -> Se
     if config.join is not None:
         host, port = split_address(config.join)
     else:
-        assert place is not None
-        host, port = place.host, config.port or place.port
+        assert rank is not None
+        host, port = rank.host, config.port or rank.port
     if is_loopback(config.bind) and not is_loopback(host):
         raise LaconicError(
             f"the workers meet at {host}, beyond this machine, but this one would listen at "
-            f"{config.bind} only, where "
-            "nobody else reaches it: give --bind with an address of this machine, or 0.0.0.0 for "
-            "all of them."
+            f"{config.bind} only, where no other machine reaches it: give --bind with an address "
+            "of this machine, or 0.0.0.0 for all of them."
         )
     reached = config.host or reached_at(config.bind, host)
     return Seat(worker, workers, with_port(host, port), config.bind, reached, config.waits)
 
 
 def host_lighthouse(seat: Seat) -> object:
-    """A Lighthouse in this process, which serves as long as what is returned lives."""
+    """A Lighthouse in this process, which serves while the returned object lives."""
     from laconic.engines.lighthouse import serve
 
     port = free_port(seat.bind, split_address(seat.address)[1])
@@ -164,8 +162,7 @@ def host_lighthouse(seat: Seat) -> object:
 
 
 class CompileTurn:
-    """Compiled programs in a folder that several workers share: who waits for his turn finds them
-    there.
+    """A folder of compiled programs: one worker compiles at a time, the next finds the result.
 
     Compiling the same thing side by side takes that many times as long. A process that dies gives
     up its turn.
@@ -179,7 +176,7 @@ class CompileTurn:
         self._file = open(folder / "turn", "w")  # noqa: SIM115  (held as long as this process lives)
 
     def take(self) -> None:
-        """Wait for it."""
+        """Wait for the turn."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def give(self) -> None:
@@ -187,22 +184,8 @@ class CompileTurn:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Never again."""
+        """Close the lock file."""
         self._file.close()
-
-
-class Pace:
-    """Makes the time from one call to the next at least so many seconds."""
-
-    def __init__(self, seconds: float):
-        self._seconds, self._last = seconds, -float("inf")
-
-    def __call__(self) -> None:
-        """Wait for what is left."""
-        left = self._last + self._seconds - time.monotonic()
-        if left > 0:
-            time.sleep(left)
-        self._last = time.monotonic()
 
 
 class Json:
@@ -215,35 +198,27 @@ class Json:
 
 
 class Lines:
-    """Tells people, on standard error: a line now and then, and every note."""
+    """Tells people, on standard error: every note, and a line about rounds every ten seconds."""
 
     def __init__(self, worker: int, clock: Callable[[], float] = time.monotonic):
-        self._name, self._clock, self._said, self._rounds = (
-            f"worker {worker}",
-            clock,
-            -float("inf"),
-            0,
-        )
+        self._name = f"worker {worker}"
+        self._clock = clock
+        self._said = -float("inf")
+        self._rounds = 0
 
     def __call__(self, message: Mapping[str, Any]) -> None:
         """Say it if it is worth a line."""
-        if message["kind"] == "start":
+        now, kind = message.get("round"), message["kind"]
+        if kind == "start":
             self._rounds = message["rounds"]
-            say(
-                f"{self._name}: compiling; begins after round {message['round']} of {self._rounds}",
-                err,
-            )
+            say(f"{self._name}: compiling; begins after round {now} of {self._rounds}", err)
         for note in notes_of(message):
             say(f"{self._name}: {note}", err)
-        last = message["kind"] == "round" and message["round"] == self._rounds
-        if message["kind"] == "round" and (last or self._clock() - self._said >= LINE_SECONDS):
+        due = now == self._rounds or self._clock() - self._said >= LINE_SECONDS
+        if kind == "round" and due:
             self._said = self._clock()
-            quorum = f"{len(message['quorum'])} workers"
-            say(
-                f"{self._name}: round {message['round']}/{self._rounds}, {quorum}, loss "
-                f"{message['loss']:.4f}",
-                err,
-            )
+            where = f"round {now}/{self._rounds}, {len(message['quorum'])} workers"
+            say(f"{self._name}: {where}, loss {message['loss']:.4f}", err)
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> None:

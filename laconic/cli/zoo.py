@@ -1,24 +1,44 @@
-"""`laconic zoo`: the learned optimizers that come with the package, or lie in a file."""
+"""`laconic zoo`, `laconic tasks` and `laconic optimizers`: what there is, and publishing one more."""
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 from rich.markdown import Markdown
+from rich.markup import escape
 
 from laconic.cli.console import err, out, say, table
 from laconic.errors import LaconicError, unknown
+from laconic.method import Definition
+from laconic.methods import METHODS, own_methods, published_methods
+from laconic.runs.publish import results_of, ship
+from laconic.tasks.catalog import TASKS
 from laconic.zoo import cards, export, faults, load, to_markdown
 from laconic.zoo.card import to_json
+from laconic.zoo.file import SUFFIX
 
 USAGE = """\
 laconic zoo list                     the published optimizers, a line each
-laconic zoo show NAME [--json]       what one is, how it was trained, what it reaches and where it fails
+laconic zoo show NAME [--json]       how one was trained, what it reaches and where it fails
 laconic zoo export NAME --out DIR    its weights and its card, as files
+laconic zoo publish RUN --name NAME  a meta-training's best optimizer as a file, its card completed
 
-NAME may be the path of a .safetensors file instead, such as a meta-training's best.safetensors."""
+NAME may be the path of a .safetensors file instead, such as a meta-training's best.safetensors.
+Begin by training one: laconic meta-train lopt-a-digits --minutes 5"""
+BEST = f"best{SUFFIX}"
+PUBLISH = """\
+Give the optimizer of a meta-training its final name, and complete its card with measured results
+and known limits. Measure it first, on seeds that nothing was tuned on:
+
+  laconic compare --first-seed 100 --out measured \\
+    --optimizers local-sgd RUN/best.safetensors:label=my-optimizer
+  laconic zoo publish RUN --name my-optimizer --results measured \\
+    --limits "trained for at most 1000 rounds"
+
+It writes my-optimizer.safetensors, which works wherever a name from `laconic zoo list` does."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +61,30 @@ class Export:
     """The folder to write to; it is made if missing."""
 
 
+@dataclass(frozen=True)
+class Publish:
+    """Give the optimizer of a meta-training its name, results and limits."""
+
+    run: tyro.conf.Positional[Path]
+    """The folder of a meta-training, whose best.safetensors is taken, or a .safetensors file."""
+    name: str | None = None
+    """The name it gets: lower-case letters, digits, - and _; by default that of the folder."""
+    out: Path = Path()
+    """The folder for NAME.safetensors; nothing is overwritten."""
+    summary: str | None = None
+    """One line about it; by default what the run wrote."""
+    results: tuple[Path, ...] = ()
+    """Folders of comparisons that measured it; their numbers go on the card."""
+    label: str | None = None
+    """What it is called in those comparisons; by default NAME."""
+    limits: tuple[str, ...] = ()
+    """Known limits in plain words, each in quotes."""
+    before: Path | None = None
+    """The .safetensors file the run began from; its outer steps and seconds are added."""
+
+
 def run_zoo(argv: Sequence[str]) -> int:
-    """`laconic zoo list | show NAME | export NAME --out DIR`."""
+    """`laconic zoo list | show NAME | export NAME --out DIR | publish RUN --name NAME`."""
     if not argv or argv[0] in ("-h", "--help"):
         say(USAGE)
         return 0
@@ -54,26 +96,18 @@ def run_zoo(argv: Sequence[str]) -> int:
 
 def list_zoo(argv: Sequence[str]) -> None:
     """A line for each published optimizer."""
-    if argv and argv[0] not in ("-h", "--help"):
-        raise LaconicError(f"'laconic zoo list' takes no arguments, got {' '.join(argv)!r}.")
+    _no_arguments("zoo list", argv)
     found = cards()
     warn_of_damage()
     if not found:
-        say(
-            "No optimizer is published with this laconic; train one: laconic meta-train "
-            "lopt-a-digits"
-        )
+        train = "laconic meta-train lopt-a-digits"
+        say(f"No optimizer is published with this laconic; train one: {train}")
         return
-    rows = [
-        (
-            name,
-            card.architecture,
-            "any" if card.workers is None else str(card.workers),
-            ", ".join(dict.fromkeys(row["task"] for row in card.trained_on)),
-            card.summary,
-        )
-        for name, card in found.items()
-    ]
+    rows = []
+    for name, card in found.items():
+        workers = "any" if card.workers is None else str(card.workers)
+        tasks = ", ".join(dict.fromkeys(row["task"] for row in card.trained_on))
+        rows.append((name, card.architecture, workers, tasks, card.summary))
     headers = ("name", "architecture", "K", "trained on", "summary")
     out.print(table(headers, rows, left=len(headers)))
 
@@ -101,8 +135,73 @@ def export_zoo(argv: Sequence[str]) -> None:
         say(str(path.resolve()))
 
 
+def publish_zoo(argv: Sequence[str]) -> None:
+    """A run's optimizer under its final name."""
+    given = tyro.cli(Publish, args=list(argv), prog="laconic zoo publish", description=PUBLISH)
+    source = given.run if given.run.suffix == SUFFIX else given.run / BEST
+    if not source.is_file():
+        raise LaconicError(
+            f"{source} is not a file: give the folder of a meta-training, or a {SUFFIX} file."
+        )
+    name = given.name or (given.run.stem if source == given.run else given.run.resolve().name)
+    path = given.out / f"{name}{SUFFIX}"
+    if os.path.lexists(path):
+        raise LaconicError(f"{path} exists already: choose another --name or --out.")
+    summary = load(source).card.summary if given.summary is None else given.summary
+    measured = [row for folder in given.results for row in results_of(folder, given.label or name)]
+    ship(source, path, summary, measured, list(given.limits), given.before)
+    say(f"weights: {path.resolve()}")
+    say(f"its card: laconic zoo show {path}")
+
+
 ACTIONS: dict[str, Callable[[Sequence[str]], None]] = {
     "list": list_zoo,
     "show": show_zoo,
     "export": export_zoo,
+    "publish": publish_zoo,
 }
+
+
+# --- tasks and optimizers -------------------------------------------------------------------------
+
+
+def list_tasks(argv: Sequence[str]) -> int:
+    """`laconic tasks`: one line each, with options."""
+    _no_arguments("tasks", argv)
+    for name, entry in TASKS.items():
+        _line(name, entry.description, entry.options)
+    return 0
+
+
+def list_optimizers(argv: Sequence[str]) -> int:
+    """`laconic optimizers`: one line each, with options."""
+    _no_arguments("optimizers", argv)
+    _methods({**METHODS, **own_methods()})
+    trained = published_methods()
+    warn_of_damage()
+    if trained:
+        say("\nTrained learned optimizers (more about one: laconic zoo show NAME):")
+        _methods(trained)
+    say(
+        "\nThe path of a .safetensors file, such as a meta-training's best.safetensors, works as a "
+        "name too.\nOptions follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All "
+        "take compress= and label=;\nthose with local steps also clip= (gradient norm) and decay= "
+        "(weight decay)."
+    )
+    return 0
+
+
+def _methods(definitions: Mapping[str, Definition]) -> None:
+    for name, found in definitions.items():
+        _line(name, found.summary, found.defaults)
+
+
+def _line(name: str, summary: str, options: Mapping[str, object]) -> None:
+    text = ", ".join(f"{key}={value}" for key, value in options.items())
+    tail = f" [dim]({escape(text)})[/]" if text else ""
+    out.print(f"[bold cyan]{name:<20}[/] {escape(summary)}{tail}", highlight=False, soft_wrap=True)
+
+
+def _no_arguments(command: str, argv: Sequence[str]) -> None:
+    if argv and argv[0] not in ("-h", "--help"):
+        raise LaconicError(f"'laconic {command}' takes no arguments, got {' '.join(argv)!r}.")

@@ -2,21 +2,22 @@
 or break down.
 
 $GATES is a folder. A worker leaves a file `started-PID` there, and `ready-PID` once it can take
-part; after $GATE_AFTER calls of its pace it waits for a file `open`. The worker $BREAKS ends with
-an error at once. `launch` starts its workers this way too.
+part; after $GATE_AFTER quorums it waits for a file `open`. The worker $BREAKS ends with an error at
+once. `launch` starts its workers this way too.
 """
 
 import os
-import runpy
 import sys
 import time
 from pathlib import Path
 
+from benchmarks.kill_demo import run_module
+
 
 class Gate:
-    """In the place of a worker's pace."""
+    """Waited at before each quorum."""
 
-    def __init__(self, seconds: float):
+    def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self) -> None:
@@ -28,20 +29,12 @@ class Gate:
 
 
 def main() -> None:
-    module, sys.argv = sys.argv[1], sys.argv[1:]
-    if module != "laconic":
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        return
-    if sys.argv[1] == "worker":
+    words = sys.argv[1:]
+    if words[:2] == ["laconic", "worker"]:
         (Path(os.environ["GATES"]) / f"started-{os.getpid()}").touch()
-        if os.environ.get("BREAKS") == sys.argv[sys.argv.index("--worker") + 1]:
+        if os.environ.get("BREAKS") == words[words.index("--worker") + 1]:
             sys.exit("error: out of luck.")
-    from laconic import cli
-    from laconic.cli import launch, worker
-
-    launch.PYTHON = (sys.executable, "-m", "tests.cli.gated")
-    worker.Pace = Gate
-    cli.main(sys.argv[1:])
+    run_module(words, (sys.executable, "-m", "tests.cli.gated"), Gate())
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from laconic.cli import launch
-from laconic.cli.launch import LaunchConfig
-from laconic.cli.launch_table import LaunchDisplay
+from laconic.cli.launch import LaunchConfig, LaunchDisplay
 from laconic.engines.registry import ENGINES
 from laconic.engines.supervisor import Line
 from tests.cli.commands import assert_one_error, laconic
@@ -87,7 +86,6 @@ def test_help_teaches(capfd):
         "launch --workers 4 -- train digits",
         "--bind",
         "--restarts",
-        "--kill-one-at",
         "--silence",
         "--here",
     ):

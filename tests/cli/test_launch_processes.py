@@ -1,6 +1,7 @@
 """`laconic launch` and `laconic worker` with real processes: deaths, restarts, strangers, orphans,
 going on."""
 
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from benchmarks.kill_demo import PACE, PIDS
 from laconic.recipes.trainings import TrainConfig, parts_of
 from laconic.runs.train import train
 from laconic.runs.train_folder import lives_of
@@ -81,6 +83,13 @@ def launch(folder, *words, **variables):
     return started(folder, "launch", *words, **variables)
 
 
+def paced_launch(folder, *words):
+    """A launch whose rounds take at least a tenth of a second."""
+    paced = "benchmarks.kill_demo --paced laconic launch"
+    demo = {PACE: "0.1", PIDS: str(folder)}
+    return started(folder, *words, module=paced, **demo)
+
+
 def rounds_in(path):
     return (
         [row["round"] for life in lives_of(read(path)) for row in life.rows]
@@ -104,21 +113,14 @@ def test_a_killed_worker_comes_back_and_all_end_with_the_same_state(tmp_path, st
     """The survivors wait at a gate until it is back; the model is that of the messages that
     counted."""
     gates = {"GATES": str(tmp_path), "GATE_AFTER": "12"}
-    words = [
-        "launch",
-        "--workers",
-        "4",
-        "--kill-one-at",
-        "6",
-        *FAST,
-        "--",
-        *WORDS,
-        "--rounds",
-        "24",
-        "--out",
-        "run",
-    ]
+    train = [*WORDS, "--rounds", "24", "--checkpoint-every", "6", "--out", "run"]
+    words = ["launch", "--workers", "4", *FAST, "--", *train]
     with started(tmp_path, *words, module="tests.cli.gated laconic", **gates) as running:
+        wait_until((tmp_path / "run" / "worker-3.safetensors").exists, "the checkpoint of round 6")
+        (victim,) = [
+            pid for pid in children_of(running.pid) if "--worker 3" in " ".join(words_of(pid))
+        ]
+        os.kill(victim, signal.SIGKILL)
         wait_until(
             lambda: len(list(tmp_path.glob("ready-*"))) == 5,
             "four workers and the one that comes back",
@@ -129,7 +131,6 @@ def test_a_killed_worker_comes_back_and_all_end_with_the_same_state(tmp_path, st
         the_token_is_in_no_command(everyone)
         (tmp_path / "open").touch()
         out, err = finish(running)
-    assert "worker 3 | killed on purpose after round" in err
     assert "worker 3 | was killed by SIGKILL; restarting it in 0.5 s (restart 1 of 3)" in err
     back = int(re.search(r"worker 3 \| round (\d+): took over the state of round", err)[1])
     assert "hashes equal after every round" in out
@@ -203,9 +204,9 @@ def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
     """Killed, then interrupted, then let to its end."""
-    log, flags = tmp_path / "run" / "worker-0.jsonl", ["--workers", "2", "--pace", "0.1", *FAST]
+    log, flags = tmp_path / "run" / "worker-0.jsonl", ["--workers", "2", *FAST]
     words = [*SMALL, "--rounds", "120", "--checkpoint-every", "5", "--out", "run"]
-    with launch(tmp_path, *flags, "--", *words) as running:
+    with paced_launch(tmp_path, *flags, "--", *words) as running:
         wait_until(lambda: len(rounds_in(log)) >= 10, "some rounds")
         children = children_of(running.pid)
         assert len(children) == 3
@@ -217,7 +218,7 @@ def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
         checkpoint.peek(tmp_path / "run" / "worker-0.safetensors")["round"] == before
     )  # saved on the way out
 
-    with launch(tmp_path, *flags, "--", "train", "--resume", "run") as running:
+    with paced_launch(tmp_path, *flags, "--", "train", "--resume", "run") as running:
         wait_until(lambda: max(rounds_in(log)) >= before + 10, "some more rounds")
         children = children_of(running.pid)
         running.send_signal(signal.SIGINT)
@@ -294,6 +295,16 @@ def test_torchruns_variables_are_enough(tmp_path):
     assert len(summary["final_digests"]) == 1
     assert [worker["finished"] for worker in summary["workers"].values()] == [True, True]
     assert f"weights: {folder}" in re.sub(" +", " ", out)
+
+
+@torchft
+@pytest.mark.slow
+def test_the_demonstration_kills_a_worker_that_comes_back(tmp_path):
+    words = ["--workers", "2", "--at", "5", "--pace", "0.3", "--out", "run"]
+    with started(tmp_path, *words, module="benchmarks.kill_demo") as running:
+        out, err = finish(running)
+    assert "worker 1 | was killed by SIGKILL; restarting it" in err
+    assert "came back; at the end the workers all hold the same state." in out
 
 
 @torchft

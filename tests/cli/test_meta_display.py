@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from laconic.cli.meta_display import MetaDisplay, sparkline
+from laconic.cli.meta_train import MetaDisplay, sparkline
 from laconic.runs.meta_config import MetaConfig
 
 CONFIG = MetaConfig(steps=400)

@@ -10,9 +10,10 @@ import socket
 import jax
 import pytest
 
+from benchmarks import kill_demo
 from laconic.cli import worker
-from laconic.cli.token import find_token, write_token
-from laconic.cli.worker import CompileTurn, Json, Lines, Pace, WorkerConfig, seat_of
+from laconic.cli.hosts import find_token, write_token
+from laconic.cli.worker import CompileTurn, Json, Lines, WorkerConfig, seat_of
 from laconic.engines.address import ProcessRank
 from laconic.engines.registry import Waits
 from tests.cli.commands import assert_one_error, laconic
@@ -224,13 +225,13 @@ def test_people_are_told_now_and_then(capfd):
 
 def test_a_pace_is_kept(monkeypatch):
     now, slept = [100.0], []
-    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(kill_demo.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(
-        worker.time,
+        kill_demo.time,
         "sleep",
         lambda seconds: (slept.append(seconds), now.__setitem__(0, now[0] + seconds)),
     )
-    pace = Pace(2.0)
+    pace = kill_demo.Pace(2.0)
     pace()
     now[0] += 0.5
     pace()

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from laconic import zoo
+from laconic.store.runlog import RunLog
 from laconic.zoo.card import to_json
 from tests.cli.commands import assert_one_error, laconic
 from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
@@ -94,6 +95,72 @@ def test_errors_are_one_line(two, argv, parts, capfd, tmp_path, monkeypatch):
     assert list((tmp_path / "empty").iterdir()) == []
 
 
+@pytest.fixture
+def run(tmp_path):
+    """A folder of meta-training."""
+    zoo.publish(tmp_path / "meta" / "best.safetensors", LOPT_A, weights(), a_card(name="best"))
+    return tmp_path / "meta"
+
+
+def measured(folder):
+    """Records of a comparison in which `mine` was measured."""
+    record = RunLog(folder / "records.jsonl").append
+    setting = {"workers": 4, "local_steps": 8, "batch": 16, "rounds": 2, "seeds": 1}
+    more = {"task": "digits-mlp", "compress": "dense", "first_seed": 100}
+    record("run", config={**setting, **more})
+    record("method", label="mine", heldout={"accuracy": [[0.5, 0.75]]})
+    row = {"label": "mine", "rounds_to_target": 1, "speedup": 2.0, "final_train": 0.25}
+    rows = [{**row, "diverged": 0}]
+    record("summary", rows=rows, target_loss=0.3, reference="local-sgd")
+    return folder
+
+
+def test_a_run_is_published_under_its_name(run, tmp_path, capfd, monkeypatch):
+    """With results from records, limits, and the steps of the run that it began from."""
+    monkeypatch.chdir(tmp_path)
+    comparison = measured(tmp_path / "results" / "mine")
+    about = ["--summary", "Ours.", "--limits", "K = 4 only.", "Slow <sometimes>."]
+    old = ["--before", run / "best.safetensors", "--results", comparison]
+    code, out, _ = laconic(capfd, "zoo", "publish", run, "--name", "mine", *about, *old)
+    assert code == 0
+    assert str(tmp_path / "mine.safetensors") in out
+    found = zoo.load("mine.safetensors")
+    assert (found.card.name, found.card.summary) == ("mine", "Ours.")
+    assert found.card.limits == ["K = 4 only.", "Slow <sometimes>."]
+    assert found.card.outer_steps == 2 * a_card().outer_steps
+    assert {r["record"] for r in found.card.results} == {"mine/records.jsonl"}
+    numbers = {r["metric"]: r["value"] for r in found.card.results}
+    assert numbers["speedup over local-sgd"] == 2.0
+    assert numbers["best test accuracy over rounds"] == 0.75
+
+
+def test_a_published_name_is_that_of_the_folder(run, tmp_path, capfd):
+    code, _, _ = laconic(capfd, "zoo", "publish", run, "--out", tmp_path / "shared")
+    assert code == 0
+    card = zoo.load(tmp_path / "shared" / "meta.safetensors").card
+    assert card.summary == a_card().summary
+    assert card.results == card.limits == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["nowhere"], ["nowhere/best.safetensors is not a file", "meta-training"]),
+        (["meta/none.safetensors"], ["none.safetensors is not a file"]),
+        (["meta", "--name", "No Name"], ["name", "lower-case"]),
+        (["meta", "--name", "best", "--out", "meta"], ["best.safetensors exists", "--name"]),
+        (["meta", "--results", "meta"], ["meta"]),
+        (["meta", "--results", "compared"], ["no method labelled 'meta'"]),
+    ],
+)
+def test_publishing_refuses_in_one_line(run, tmp_path, argv, parts, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    measured(tmp_path / "compared")
+    before = sorted(tmp_path.rglob("*"))
+    assert_one_error(capfd, ["zoo", "publish", *argv], parts)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_name_on_an_empty_shelf_is_an_error(shelf, capfd):
     assert_one_error(
         capfd, ["zoo", "show", "made-up"], ["no optimizer is published", ".safetensors"]
@@ -147,7 +214,13 @@ def test_help_teaches(capfd):
     for argv in ((), ("--help",)):
         code, out, _ = laconic(capfd, "zoo", *argv)
         assert code == 0
-        assert all(f"laconic zoo {action}" in out for action in ("list", "show", "export"))
+        assert all(
+            f"laconic zoo {action}" in out for action in ("list", "show", "export", "publish")
+        )
+    code, out, _ = laconic(capfd, "zoo", "publish", "--help")
+    assert code == 0
+    for word in ("--name", "--results", "--limits", "zoo publish RUN --name my-optimizer"):
+        assert word in out
     code, out, _ = laconic(capfd, "zoo", "show", "--help")
     assert code == 0
     assert "--json" in out
