@@ -36,6 +36,7 @@ class Pace:
         self._last = -float("inf")
 
     def __call__(self) -> None:
+        """Wait for what is left."""
         left = self._last + self._seconds - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -126,9 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=4, help="how many processes train")
     parser.add_argument("--at", type=int, default=15, help="kill one once it has saved this round")
-    parser.add_argument(
-        "--pace", type=float, default=0.4, help="seconds that a round takes at least"
-    )
+    parser.add_argument("--pace", type=float, default=0.4, help="least seconds a round takes")
     parser.add_argument("--out", type=Path, help="the run's folder; by default a new one in runs/")
     options = parser.parse_args()
     folder = options.out or Path("runs") / f"kill-demo-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -50,7 +50,7 @@ def test_lists_have_one_line_each(capfd):
     methods, trained, words = laconic(capfd, "optimizers")[1].split("\n\n")
     assert [line.split()[0] for line in methods.splitlines()] == list(METHODS)
     heading, *lines = trained.splitlines()
-    assert "trained already" in heading
+    assert "Trained learned optimizers" in heading
     assert [line.split()[0] for line in lines] == zoo.published()
     for line, card in zip(lines, zoo.cards().values(), strict=True):
         assert card.summary in line

@@ -100,7 +100,7 @@ def recipe_words(
     about: str,
     change: Callable[[Config], Config] = lambda config: config,
 ) -> Config:
-    """What `[RECIPE] [--flags]` ask for; `base` is the default, `change` is made before the flags."""
+    """What `[RECIPE] [--flags]` ask for, else `base`; `change` goes before the flags."""
     rest = list(argv)
     if rest and not rest[0].startswith("-"):
         if rest[0] not in recipes:

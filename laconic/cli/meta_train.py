@@ -1,4 +1,4 @@
-"""`laconic meta-train`: train a learned optimizer by a recipe, and the live panel of its progress."""
+"""`laconic meta-train`: train a learned optimizer by a recipe, with a live panel."""
 
 import math
 import shlex

@@ -1,4 +1,4 @@
-"""`laconic zoo`, `laconic tasks` and `laconic optimizers`: what there is, and publishing one more."""
+"""`laconic zoo`, `tasks` and `optimizers`: list what there is, and publish an optimizer."""
 
 import json
 import os

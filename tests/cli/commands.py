@@ -32,7 +32,7 @@ def assert_one_error(capfd, argv, parts):
 
 
 def process(code, *argv):
-    """(words, environment) of a Python process that runs `code`, or the command line if it is None."""
+    """(words, environment) of a process that runs `code`, or the command line if it is None."""
     start = ["-m", "laconic"] if code is None else ["-c", code]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     return [sys.executable, *start, *map(str, argv)], environment

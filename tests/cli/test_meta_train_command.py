@@ -1,4 +1,4 @@
-"""`laconic meta-train` as a user meets it: help, errors, signals, budgets, a kill, and the summary."""
+"""`laconic meta-train` as a user meets it: help, errors, signals, budgets, a kill, a summary."""
 
 import os
 import random

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import pytest
 
-from laconic.cli import sweep as command
+from laconic.cli import console as command
 from laconic.recipes.sweeps import SWEEPS
 from laconic.store.runlog import read
 from tests.cli.commands import assert_one_error, laconic

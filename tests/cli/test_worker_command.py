@@ -1,4 +1,4 @@
-"""`laconic worker` before it joins: where it is, with whom, and what it refuses. And what it says."""
+"""`laconic worker` before it joins: where it is, what it refuses, and what it says."""
 
 import fcntl
 import io
