@@ -263,7 +263,7 @@ class TorchFTEngine:
         self._awaits_until = time.monotonic() + seconds
 
     def _still_awaited(self) -> tuple[int, ...]:
-        """All of them for a while; then those that answer and only have not found the Lighthouse."""
+        """All of them for a while; then those that answer but have not found the Lighthouse."""
         if self._awaits and time.monotonic() >= self._awaits_until:
             cards = () if self._plan is None else self._plan.cards
             seconds = self._timeouts.grace
