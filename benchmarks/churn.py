@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file 
 from benchmarks.fleet import Fleet, Spec, method_of, task_of
 from laconic.client import Shared
 from laconic.method import Setting
-from laconic.runs.heldout import heldout_metrics
+from laconic.runs.measure import heldout_metrics
 from laconic.runs.simulate import Simulation
 from laconic.store.runlog import provenance, write_json
 

@@ -22,8 +22,7 @@ from jax.sharding import Mesh
 
 from laconic.errors import LaconicError
 from laconic.method import Method, Setting
-from laconic.runs.memory import in_parts
-from laconic.runs.simulate import Chunk, Diverged, Simulation
+from laconic.runs.simulate import Chunk, Diverged, Simulation, in_parts
 from laconic.show import metrics, report
 from laconic.show.outcome import summarise
 from laconic.show.timing import Link, Traffic

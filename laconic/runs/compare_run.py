@@ -24,8 +24,8 @@ from laconic.runs.folder import (
     note_changes,
     read_run,
 )
+from laconic.runs.measure import local_step_seconds
 from laconic.runs.simulate import TOPOLOGIES
-from laconic.runs.step_time import local_step_seconds
 from laconic.show.timing import Link, parse_duration, parse_link
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance

@@ -28,10 +28,10 @@ from laconic.outer.learned import Theta
 from laconic.runs import meta_folder
 from laconic.runs.compare import CHECKPOINT, Interrupted
 from laconic.runs.folder import note_changes
-from laconic.runs.memory import out_of_memory
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.meta_run import Best, MetaObserver, MetaRun, Unwatched, kept
 from laconic.runs.processes import agreed
+from laconic.runs.simulate import out_of_memory
 from laconic.tasks.catalog import make_task_and_source
 from laconic.zoo import load
 

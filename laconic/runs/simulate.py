@@ -1,23 +1,32 @@
-"""Running one method on one task: `vmap` over seeds, `scan` over rounds, one jit, a chunk of rounds
-at a time.
+"""The simulator: one method on one task with K workers, `vmap` over seeds and `scan` over rounds.
 
-Chunks exist so that a person sees progress and a run can stop and go on: all state is handed out
-between chunks, and the same chunk from the same state gives the same bits.
+One jit serves a chunk of rounds. All state is handed out between chunks, so that a person sees
+progress and a run can stop there, and the same chunk from the same state gives the same bits.
+
+Legend: S seeds, C rounds of a chunk, K workers, H local steps, B examples.
 """
 
-from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from laconic.client import Shared
+from laconic.client import Shared, gradient_client
 from laconic.compress import tree_bits
 from laconic.data.feed import Streamed
 from laconic.errors import LaconicError
-from laconic.federated.population import Population, draw_population
+from laconic.federated.population import (
+    RUNS,
+    Plan,
+    Population,
+    check_rows,
+    draw_population,
+    plan_for,
+    settle,
+)
 from laconic.method import Method, Setting, check_workers
 from laconic.round import (
     Items,
@@ -30,9 +39,7 @@ from laconic.round import (
     mean_losses,
     worker_keys,
 )
-from laconic.runs.heldout import all_finite, heldout_metrics
-from laconic.runs.populated import populated
-from laconic.runs.seeds import over_seeds
+from laconic.runs.measure import all_finite, heldout_metrics
 from laconic.show.timing import (
     Traffic,
     all_gather_traffic,
@@ -65,14 +72,26 @@ class Diverged(LaconicError):
 
     def __init__(self, message: str, before: RoundState, done: int):
         super().__init__(message)
-        self.before, self.done = before, done
+        self.before = before
+        self.done = done
 
 
 class Simulation:
-    """One method on one task, ready to advance; `state` has a leading axis for seeds.
+    """One method on one task, ready to run; its state has a leading axis for seeds.
 
-    With a mesh the workers are spread over its devices; otherwise they share the default one. A
-    population may be given, with leaves [S, …], in the place of one that is drawn.
+    Args:
+        task: what is trained.
+        method: how, as `parse_method` or `local_method` give it.
+        setting: K, H, B, rounds and seeds.
+        mesh: spreads the workers over its devices; without one they share the default device.
+        population: who has which data, leaves [S, …], in place of one drawn by
+            `setting.federated`.
+
+    Example::
+
+        simulation = Simulation(make_task("digits-mlp"), parse_method("slowmo", 4), Setting(4))
+        for chunk in simulation.run(simulation.start()):
+            print(chunk.done, chunk.losses.mean(), chunk.heldout["accuracy"])
     """
 
     def __init__(
@@ -84,15 +103,18 @@ class Simulation:
         population: Population | None = None,
     ):
         self.K, self.H = method.budget(setting.workers, setting.local_steps)
-        self.plan, self._population = populated(task, method, setting, population)
-        self.H = self.H if self.plan is None else self.plan.local_steps
+        self.plan, self._population = population_for(task, method, setting, population)
+        if self.plan is not None:
+            self.H = self.plan.local_steps
         check_workers(method, self.K)
         if setting.missing >= self.K:
             raise LaconicError(
                 f"{method.label} trains on {self.K} worker, so {setting.missing} cannot be "
                 "missing: leave it out."
             )
-        self.task, self.method, self.setting = jax.device_put(task), method, setting
+        self.task = jax.device_put(task)
+        self.method = method
+        self.setting = setting
         self._mesh = None if self.K == 1 else mesh  # one worker lives on one device
         if self._mesh is not None:
             check_divides(self.K, self._mesh)
@@ -106,9 +128,8 @@ class Simulation:
             workers: Workers = Simulated(client, self.method.compressor)
         else:
             workers = Meshed(client, self.method.compressor, self._mesh)
-        return workers, Server(
-            self.method.outer, share_of_clients=1.0 if self.plan is None else self.plan.share
-        )
+        share = 1.0 if self.plan is None else self.plan.share
+        return workers, Server(self.method.outer, share_of_clients=share)
 
     def _init(self, task: Task, keys_S: jax.Array) -> RoundState:
         workers, server = self._parts(task)
@@ -117,9 +138,7 @@ class Simulation:
 
     def start(self) -> RoundState:
         """The state before the first round, one for each seed."""
-        return self._start(
-            self.task, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds])
-        )
+        return self._start(self.task, keys_of(self.setting.seeds))
 
     def _chunk(
         self,
@@ -138,10 +157,9 @@ class Simulation:
                 items = Items(batches, worker_keys(state, jnp.arange(self.K)))
             else:
                 items = draw_items(task.feed, state, self.K, self.H, self.setting.batch)
-            missing = self.setting.missing
-            return (
-                items._replace(present=draw_present(state, self.K, missing)) if missing else items
-            )
+            if self.setting.missing:
+                items = items._replace(present=draw_present(state, self.K, self.setting.missing))
+            return items
 
         def one_round(state: RoundState, items: Items) -> tuple[RoundState, jax.Array]:
             state, losses_KH = communication_round(workers, server, state, items)
@@ -150,8 +168,7 @@ class Simulation:
         def one_seed(
             state: RoundState, streamed: Any, own: Population | None
         ) -> tuple[RoundState, jax.Array, Any]:
-            # The items of all rounds at once: many small random draws inside the scan would cost
-            # more than they weigh.
+            # Draw the items of all rounds at once: many small draws inside the scan are slow.
             rounds_C = state.round + jnp.arange(length)
             items_C = jax.vmap(lambda r, batches: items_of(state._replace(round=r), batches, own))(
                 rounds_C, streamed
@@ -166,7 +183,8 @@ class Simulation:
     def _take_stream(self, done: int, length: int) -> Any:
         """The next `length` rounds of a stream for every seed, [S, length, K, H, B, …]; None for
         resident data."""
-        feed, seeds = self.task.feed, len(self.setting.seeds)
+        feed = self.task.feed
+        seeds = len(self.setting.seeds)
         if not isinstance(feed, Streamed):
             return None
         if self._stream is None:
@@ -175,9 +193,8 @@ class Simulation:
         if len(rounds) < length:
             raise LaconicError(
                 f"the stream of {self.task.name!r} ended after {done + len(rounds)} of "
-                f"{self.setting.rounds} rounds; "
-                f"each takes {seeds * self.K * self.H} batches. Ask for fewer rounds or let the "
-                "stream repeat its data."
+                f"{self.setting.rounds} rounds; each takes {seeds * self.K * self.H} batches. Ask "
+                "for fewer rounds or let the stream repeat its data."
             )
         B = jax.tree.leaves(rounds[0])[0].shape[2]
         if self.setting.batch != B:
@@ -191,10 +208,10 @@ class Simulation:
         )
 
     def run(self, state: RoundState, done: int = 0, keep_going: bool = False) -> Iterator[Chunk]:
-        """From `state` after `done` rounds to the end, a chunk at a time.
+        """From `state` after `done` rounds to the end, one `Chunk` at a time.
 
-        Stops with `Diverged` at the first non-finite loss unless told to keep going. Close the
-        iterator to stop early.
+        Raises `Diverged` at the first non-finite loss unless told to keep going. Close the iterator
+        to stop early.
         """
         try:
             for length in _remaining(self.setting.chunks, done):
@@ -202,14 +219,13 @@ class Simulation:
                 new, losses, seen = self._advance(
                     self.task, state, streamed, self._population, length=length
                 )
-                losses, heldout = (
-                    np.asarray(losses),
-                    {name: np.asarray(value) for name, value in seen.items()},
-                )
+                losses = np.asarray(losses)
+                heldout = {name: np.asarray(value) for name, value in seen.items()}
                 finite_S = heldout.pop("finite")
                 if not keep_going:
                     self._check(losses, finite_S, state, done)
-                state, done = new, done + length
+                state = new
+                done += length
                 yield Chunk(done, losses, finite_S, heldout, state)
         finally:
             if self._stream is not None:
@@ -234,9 +250,8 @@ class Simulation:
         """Bits that each worker sends and receives in a round."""
         shared = jax.eval_shape(lambda task: Shared(*task.init(jax.random.key(0))), self.task)
         begun = jax.eval_shape(self.method.client(self.task).begin, shared)
-        extra = tree_bits(begun) - tree_bits(
-            shared.params
-        )  # statistics and control variates travel beside the weights
+        # statistics and control variates travel beside the weights
+        extra = tree_bits(begun) - tree_bits(shared.params)
         message = self.method.compressor.bits(shared.params) + extra
         if self.K == 1:
             return Traffic(0, 0, "one worker")
@@ -247,8 +262,7 @@ class Simulation:
         if self.method.compressor.name != "dense" or self.method.outer.combine == "gather":
             raise LaconicError(
                 f"{self.method.label}: a ring sums as it goes, so it can neither carry compressed "
-                "messages nor gather; "
-                "use the topology 'server' or 'all-gather'."
+                "messages nor gather; use the topology 'server' or 'all-gather'."
             )
         return ring_all_reduce_traffic(message, self.K)
 
@@ -260,3 +274,82 @@ def _remaining(chunks: list[int], done: int) -> list[int]:
             f"{done} rounds do not end a chunk; resume with the settings the run was begun with."
         )
     return [length for length, end in zip(chunks, ends, strict=True) if end > done]
+
+
+def population_for(
+    task: Task, method: Method, setting: Setting, population: Population | None = None
+) -> tuple[Plan | None, Population | None]:
+    """The plan and the partitions [S, …] of a setting with a population; None for both without."""
+    options = setting.federated
+    K = setting.workers
+    if population is None and not options.active:
+        return None, None
+    if setting.missing:
+        raise LaconicError(
+            "clients of a population drop out by --federated.dropout; leave --missing out."
+        )
+    if method.budget(K, 1) != (K, 1):
+        raise LaconicError(
+            f"{method.label} works on all data in one place, so it has no part in a population."
+        )
+    if population is None:
+        plan, population = settle(options, task, K, setting.batch, RUNS, setting.seeds)
+    else:
+        check_rows(population, task)
+        plan = plan_for(options, population, K, setting.batch)
+        if population.rows.shape[0] != len(setting.seeds):
+            raise LaconicError(
+                f"{population.rows.shape[0]} partitions for {len(setting.seeds)} seeds: give one "
+                "each."
+            )
+    if plan.uneven and method.client is gradient_client:
+        raise LaconicError(
+            f"{method.label} takes no local steps, so its clients cannot take different numbers of "
+            "them."
+        )
+    return plan, jax.device_put(population)
+
+
+def keys_of(seeds: Sequence[int]) -> jax.Array:
+    """The random keys of the seeds [S]."""
+    return jnp.stack([jax.random.key(seed) for seed in seeds])
+
+
+def over_seeds(one_seed: Callable[..., Any], seeds: int, at_once: int) -> Callable[..., Any]:
+    """`one_seed` over the first axis of its arguments, `at_once` of them side by side; 0: all."""
+    if at_once == 0 or at_once >= seeds:
+        return jax.vmap(one_seed)
+    # alone, a seed is not batched by one: a convolution would become a grouped one
+    batch_size = None if at_once == 1 else at_once
+    return lambda *arguments: jax.lax.map(
+        lambda each: one_seed(*each), arguments, batch_size=batch_size
+    )
+
+
+Found = TypeVar("Found")
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether XLA ran out of memory."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+def in_parts(
+    run: Callable[[int], Found], at_once: int, note: Callable[[int], None], refusal: str
+) -> Found:
+    """`run(at_once)`, repeated with half as many as long as memory is too small.
+
+    `note` gets each smaller number. If even one does not fit, the error is `refusal` and advice.
+    """
+    while True:
+        try:
+            return run(at_once)
+        except jax.errors.JaxRuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        if at_once == 1:
+            raise LaconicError(
+                f"{refusal}, or a task's options that save memory, such as compute=bf16."
+            )
+        at_once = -(-at_once // 2)
+        note(at_once)

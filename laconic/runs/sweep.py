@@ -27,8 +27,8 @@ from laconic.method import Point, Setting
 from laconic.methods import definition_of
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.runs.heldout import all_finite, heldout_metrics
-from laconic.runs.memory import in_parts
+from laconic.runs.measure import all_finite, heldout_metrics
+from laconic.runs.simulate import in_parts
 from laconic.show.ranking import RULES, Record, Rule, point_record, ranked
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task

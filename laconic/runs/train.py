@@ -19,7 +19,7 @@ from laconic.recipes.trainings import TrainConfig, from_json, parts_of, run_name
 from laconic.runs import train_folder
 from laconic.runs.compare import RECORDS, Interrupted
 from laconic.runs.folder import check_task, new_folder, note_changes
-from laconic.runs.heldout import final_metrics
+from laconic.runs.measure import final_metrics
 from laconic.runs.train_folder import Log
 from laconic.store import atomic, checkpoint
 from laconic.tasks.base import Task

@@ -11,9 +11,8 @@ from laconic.meta.train import MetaTrainer
 from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.runs.compare import run_comparison
-from laconic.runs.memory import in_parts
 from laconic.runs.meta_train import meta_train
-from laconic.runs.simulate import Simulation
+from laconic.runs.simulate import Simulation, in_parts
 from laconic.runs.sweep import Sweep, run_sweep
 from laconic.store.runlog import RunLog
 from tests.runs.meta_runs import TINY

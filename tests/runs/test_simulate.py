@@ -14,8 +14,8 @@ from laconic.method import Method, Setting
 from laconic.methods import parse_method
 from laconic.outer import LearnedOptimizer, from_optax
 from laconic.round import Shared, draw_items, draw_present
-from laconic.runs.heldout import heldout_metrics
-from laconic.runs.simulate import Diverged, Simulation
+from laconic.runs.measure import heldout_metrics
+from laconic.runs.simulate import Diverged, Simulation, over_seeds
 from laconic.tasks.base import plain_task
 from laconic.tasks.catalog import make_task
 from laconic.workers import worker_mesh
@@ -328,3 +328,34 @@ def test_traffic_by_topology(raises_clearly):
         traffic("local-sgd:compress=int8", "ring")
     with raises_clearly("ring", "gather"):
         traffic("lagg-a", "ring")
+
+
+# --- seeds side by side, or some at a time --------------------------------------------------------
+
+SEEDED = jnp.linspace(0.0, 1.0, 5 * 64).reshape(5, 64)
+
+
+def table_sum(x, nothing):
+    assert nothing is None
+    table = jnp.sin(x[:, None] * jnp.arange(1024.0)[None, :])
+    return {"sum": jnp.sum(jnp.cumsum(table, axis=1)), "x": x}
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 2, 4, 5, 9])
+def test_every_seed_is_there_in_its_place(at_once):
+    found = jax.jit(over_seeds(table_sum, len(SEEDED), at_once))(SEEDED, None)
+    expected = [
+        np.cumsum(np.sin(np.float64(x)[:, None] * np.arange(1024.0)), axis=1).sum() for x in SEEDED
+    ]
+    np.testing.assert_allclose(found["sum"], expected, rtol=1e-3)
+    np.testing.assert_array_equal(found["x"], SEEDED)
+
+
+def test_fewer_at_once_take_less_memory():
+    def temporary(at_once):
+        compiled = (
+            jax.jit(over_seeds(table_sum, len(SEEDED), at_once)).lower(SEEDED, None).compile()
+        )
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(1) < temporary(0) / 3

@@ -21,7 +21,7 @@ from laconic.recipes.trainings import (
     train_command,
 )
 from laconic.runs.compare import RECORDS, Interrupted
-from laconic.runs.heldout import heldout_metrics
+from laconic.runs.measure import heldout_metrics
 from laconic.runs.simulate import Simulation
 from laconic.runs.train import resume_train, train
 from laconic.runs.train_folder import forget_after, lives_of, read_header, worker_folder

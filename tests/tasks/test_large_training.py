@@ -13,7 +13,7 @@ from laconic.data.splits import Dataset
 from laconic.data.text import CountWindows, Windows
 from laconic.outer import OUTER
 from laconic.round import Server, communication_round, draw_items, init_round
-from laconic.runs.heldout import heldout_metrics
+from laconic.runs.measure import heldout_metrics
 from laconic.tasks.catalog import TASKS, parse_spec
 from laconic.workers import Simulated
 from tests.outer.trees import QUICK

@@ -1,11 +1,13 @@
-"""Whether weights are still numbers, and what they come to on a split that nothing was trained on."""
+"""What a run measures: metrics on held-out data, whether weights are finite, and step times."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from laconic.client import Shared
+from laconic.client import LocalOptimizer, Shared, local_client
+from laconic.data.feed import Streamed
+from laconic.show.timing import measure_step
 from laconic.tasks.base import Task
 
 EVALUATION_BATCH = 250
@@ -43,3 +45,23 @@ def final_metrics(task: Task, shared: Shared) -> dict[str, float]:
     """The task's metrics on its test split as numbers; nothing if it has none."""
     found = jax.jit(heldout_metrics)(task, shared)
     return {name: float(value) for name, value in found.items()}
+
+
+def local_step_seconds(task: Task, batch: int) -> float:
+    """Seconds that a worker's local step of plain SGD takes here, with gathering its minibatch."""
+    feed = task.feed
+    item = (
+        next(iter(feed.batches()))
+        if isinstance(feed, Streamed)
+        else feed.sample(jax.random.key(1), (batch,))
+    )
+    items = jax.tree.map(lambda x: jnp.asarray(x)[None], item)
+    shared = Shared(*task.init(jax.random.key(0)))
+
+    def step(task: Task, shared: Shared) -> Any:
+        client = local_client(task, LocalOptimizer("sgd").optax())
+        return client.run(shared, client.init(shared), items, jax.random.key(2))
+
+    run = jax.jit(step)
+    task = jax.device_put(task)
+    return measure_step(lambda: run(task, shared))
