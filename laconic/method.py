@@ -19,13 +19,22 @@ from laconic.zoo import Published
 
 @dataclass(frozen=True)
 class Setting:
-    """K workers, H local steps of B examples, T rounds, over several seeds; held-out data every so
-    many rounds.
+    """How large a run is.
 
-    With a population the K workers of a round are sampled from its clients, whose local epochs
-    decide H. `missing` workers of K are absent from each round, others every time: what they
-    computed is lost. `seeds_at_once` of the seeds are trained side by side, 0: all; it changes how
-    much memory that takes.
+    Args:
+        workers: K, the workers of a round.
+        local_steps: H, the local steps of a worker in a round.
+        batch: B, the examples of a local step.
+        rounds: T, the communication rounds.
+        seeds: each is a run of its own, with its own initial weights and minibatches.
+        evaluate_every: the rounds between two looks at held-out data.
+        federated: a population of clients; a round samples K of them, whose local epochs decide H.
+        missing: workers that are absent from each round, drawn anew; what they computed is lost.
+        seeds_at_once: seeds trained side by side, 0 for all; fewer take less memory.
+
+    Example::
+
+        Setting(workers=4, local_steps=8, batch=32, rounds=200, seeds=(0, 1, 2))
     """
 
     workers: int = 8
@@ -75,9 +84,21 @@ class Setting:
 class Method:
     """A whole way to train: what a worker does, how it compresses, and the outer optimizer.
 
-    `name` is what it is called in the registry, `label` in a table. `budget` maps (K, H) to the
-    workers and steps really used: small-batch SGD is one worker with K·H steps. The sha256 is of a
-    published optimizer: names are reused.
+    `parse_method` makes one from text, `local_method` from a local and an outer optimizer.
+
+    Args:
+        label: its name in tables and figures.
+        client: the worker for a task.
+        outer: the outer optimizer.
+        compressor: how workers compress their messages.
+        name: its name in `METHODS`.
+        budget: maps (K, H) to the workers and steps really used: small-batch SGD is one worker
+            with K·H steps.
+        optimizer_sha256: of a learned optimizer, as names are reused.
+
+    Example::
+
+        Method("mine", lambda task: local_client(task, optax.sgd(0.1)), from_optax(optax.sgd(1.0)))
     """
 
     label: str
@@ -89,11 +110,30 @@ class Method:
     optimizer_sha256: str | None = None
 
 
+def plain_client(task: Task, local: LocalOptimizer) -> Client:
+    """Steps of the local optimizer and nothing else."""
+    return local_client(task, local.optax())
+
+
 def local_method(
     label: str, local: LocalOptimizer, outer: OuterOptimizer, compressor: Compressor = DENSE
 ) -> Method:
-    """H steps of a local optimizer, then an outer optimizer."""
-    return Method(label, lambda task: local_client(task, local.optax()), outer, compressor)
+    """H steps of a local optimizer on each worker, then a step of an outer optimizer.
+
+    Args:
+        label: its name in tables and figures.
+        local: the local optimizer.
+        outer: the outer optimizer, from `OUTER`, `from_optax` or a `LearnedOptimizer`.
+        compressor: how workers compress their messages.
+
+    Returns:
+        The method, for `Simulation`.
+
+    Example::
+
+        local_method("AdamW, then SGD", LocalOptimizer("adamw", 1e-3), from_optax(optax.sgd(0.7)))
+    """
+    return Method(label, lambda task: plain_client(task, local), outer, compressor)
 
 
 def check_workers(method: Method, K: int) -> None:
@@ -102,8 +142,7 @@ def check_workers(method: Method, K: int) -> None:
     if made_for is not None and made_for != K:
         raise LaconicError(
             f"{method.label} sees each worker's delta and was made for K = {made_for} workers, not "
-            f"{K}. "
-            f"Use {made_for} workers, or an optimizer of the mean delta such as lopt-a."
+            f"{K}. Use {made_for} workers, or an optimizer of the mean delta such as lopt-a."
         )
 
 
@@ -114,7 +153,7 @@ Point = Mapping[str, float]  # of a grid: hyper-parameter → value
 Use = Literal["sweep", "train", "flower"]
 REFUSALS: dict[Use, str] = {
     "sweep": "cannot be swept",
-    "train": "cannot train in processes of their own",
+    "train": "cannot train in separate processes",
     "flower": "cannot be a Flower strategy",
 }
 
@@ -145,11 +184,6 @@ class Option(NamedTuple):
 # Options of every method with local steps, and the fields of its local optimizer. They count only
 # where they are given.
 WORKERS = {"clip": "clip", "decay": "weight_decay"}
-
-
-def plain_client(task: Task, local: LocalOptimizer) -> Client:
-    """Steps of the local optimizer and nothing else."""
-    return local_client(task, local.optax())
 
 
 class Parts(NamedTuple):

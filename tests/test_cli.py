@@ -44,6 +44,13 @@ def test_version(capfd):
     assert laconic(capfd, "--version")[1].strip() == f"laconic {__version__}"
 
 
+def test_one_optimizer_is_described(capfd):
+    out = laconic(capfd, "optimizers", "scaffold")[1]
+    assert "gamma=0.05" in out
+    assert "learning rate of the workers; positive and finite" in out
+    assert "It cannot be a Flower strategy" in out
+
+
 def test_lists_have_one_line_each(capfd):
     out = laconic(capfd, "tasks")[1]
     assert [line.split()[0] for line in out.splitlines()] == list(TASKS)

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from laconic.cli.console import err, out, say, table
 from laconic.errors import LaconicError, unknown
-from laconic.method import Definition
-from laconic.methods import METHODS, own_methods, published_methods
+from laconic.method import REFUSALS, Definition
+from laconic.methods import METHODS, definition_of, own_methods, published_methods
 from laconic.runs.publish import results_of, ship
 from laconic.tasks.catalog import TASKS
 from laconic.zoo import cards, export, faults, load, to_markdown
@@ -174,7 +174,10 @@ def list_tasks(argv: Sequence[str]) -> int:
 
 
 def list_optimizers(argv: Sequence[str]) -> int:
-    """`laconic optimizers`: one line each, with options."""
+    """`laconic optimizers`: one line each, with options; `laconic optimizers NAME`: one in full."""
+    if len(argv) == 1 and not argv[0].startswith("-"):
+        _describe(definition_of(argv[0]))
+        return 0
     _no_arguments("optimizers", argv)
     _methods({**METHODS, **own_methods()})
     trained = published_methods()
@@ -183,6 +186,7 @@ def list_optimizers(argv: Sequence[str]) -> int:
         say("\nTrained learned optimizers (more about one: laconic zoo show NAME):")
         _methods(trained)
     say(
+        "\nWhat the options of one mean: laconic optimizers NAME."
         "\nThe path of a .safetensors file, such as a meta-training's best.safetensors, works as a "
         "name too.\nOptions follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All "
         "take compress= and label=;\nthose with local steps also clip= (gradient norm) and decay= "
@@ -194,6 +198,16 @@ def list_optimizers(argv: Sequence[str]) -> int:
 def _methods(definitions: Mapping[str, Definition]) -> None:
     for name, found in definitions.items():
         _line(name, found.summary, found.defaults)
+
+
+def _describe(found: Definition) -> None:
+    """What a method does, what its options mean, and what it cannot be used for."""
+    _line(found.name, found.summary, {})
+    for name, option in found.options.items():
+        allowed = "" if isinstance(option.default, str) else f"; {option.range.words}"
+        _line(f"  {name}={option.default}", option.help + allowed, {})
+    for use, reason in found.cannot.items():
+        out.print(escape(f"It {REFUSALS[use]}: {reason}."), highlight=False, soft_wrap=True)
 
 
 def _line(name: str, summary: str, options: Mapping[str, object]) -> None:
