@@ -13,8 +13,8 @@ from laconic.reproduce.experiment import narrowed, parts_of
 from laconic.reproduce.page import tables
 from laconic.reproduce.registry import experiment
 from laconic.reproduce.scale import at_scale
-from laconic.show.summary import markdown_table
-from laconic.show.sweep_report import ranking_table
+from laconic.show.comparison import summary_table
+from laconic.show.sweep import ranking_text
 from laconic.store.runlog import read
 
 ROOT = Path(__file__).parents[1]
@@ -65,16 +65,19 @@ def comparison(folder: Path) -> str:
     records = records_of(folder)
     name = folder.relative_to(RESULTS).as_posix()
     command = f"```\n{command_of(records[0])}\n```"
-    parts = [f"## {name}", setting_of(records[0]), command, markdown_table(records).strip()]
+    parts = [
+        f"## {name}",
+        setting_of(records[0]),
+        command,
+        summary_table(records).markdown().strip(),
+    ]
     return "\n\n".join(parts)
 
 
 def sweep(folder: Path) -> str:
     """A sweep: its setting and its best ten points."""
     records = records_of(folder)
-    return "\n\n".join(
-        [f"## {folder.name}", setting_of(records[0]), ranking_table(records).strip()]
-    )
+    return "\n\n".join([f"## {folder.name}", setting_of(records[0]), ranking_text(records).strip()])
 
 
 def experiment_tables(folder: Path) -> list[str]:

@@ -16,9 +16,8 @@ from laconic.reproduce.scale import at_scale
 from laconic.reproduce.timings import timing_rows
 from laconic.reproduce.tuning import sweep_name, tuned_rows
 from laconic.runs.publish import results_of
-from laconic.show.outcome import summarise
-from laconic.show.summary import markdown_table
-from laconic.show.sweep_report import ranking_table
+from laconic.show.comparison import summarise, summary_table
+from laconic.show.sweep import ranking_text
 from laconic.show.timing import parse_link
 from laconic.store.runlog import plain, read
 from laconic.zoo import Card, load, published
@@ -45,7 +44,7 @@ EXPLORED = sorted((ROOT / "results" / "meta").glob("explore-*"))
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_the_docs_show_the_records_table(run):
-    assert markdown_table(read(run / "records.jsonl")).strip() in DOCS
+    assert summary_table(read(run / "records.jsonl")).markdown().strip() in DOCS
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
@@ -71,7 +70,7 @@ def test_a_recorded_summary_follows_from_its_curves(run):
 
 def test_the_readme_rounds_nothing_up():
     readme = (ROOT / "README.md").read_text()
-    table = markdown_table(read(ROOT / "results" / "fmnist-learned" / "records.jsonl"))
+    table = summary_table(read(ROOT / "results" / "fmnist-learned" / "records.jsonl")).markdown()
     slowmo = "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8"
     for label in (
         "local-sgd:gamma=0.3",
@@ -170,7 +169,7 @@ def test_the_docs_tell_of_the_soak():
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_the_docs_show_the_sweeps_rankings(sweep):
-    table = ranking_table(read(sweep / "records.jsonl")).strip()
+    table = ranking_text(read(sweep / "records.jsonl")).strip()
     assert table == (sweep / "ranking.md").read_text().strip()
     assert table in DOCS
 

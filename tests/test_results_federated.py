@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from laconic.reproduce.federated import LEARNED, TUNED, recipe_for
-from laconic.show.sweep_report import ranking_table
+from laconic.show.sweep import ranking_text
 from laconic.store.runlog import read
 from laconic.zoo import cards
 from tests.recorded import PUBLISHED as DOCS
@@ -63,7 +63,7 @@ def _check_sweep(name: str, alpha: str, spec: str) -> None:
     assert numbers_of(spec) == numbers_of(records[-1]["best"])
     assert records[0]["config"]["federated"]["alpha"] == float(alpha)
     assert records[0]["config"]["rank_by"] == "valid"
-    assert ranking_table(records).strip() in DOCS
+    assert ranking_text(records).strip() in DOCS
 
 
 @pytest.mark.parametrize(("task", "alpha"), LEARNED)

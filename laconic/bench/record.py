@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from laconic.errors import LaconicError
-from laconic.show.figures import our_style, png_bytes
+from laconic.show.figures import plot_style, png_bytes
 from laconic.store import atomic
 from laconic.store.runlog import plain, provenance, write_json
 
@@ -109,7 +109,7 @@ def picture(record: Mapping[str, Any]) -> "Figure":
         if figure.get("seconds")
     ]
     names, times = [name for name, _ in rows], [value for _, value in rows]
-    with our_style():
+    with plot_style():
         figure = Figure(figsize=(6.4, 1.2 + 0.28 * len(rows)), layout="constrained")
         axes = figure.subplots()
         axes.barh(range(len(rows)), times, color="#4477aa")

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +13,15 @@ from laconic.cli.console import (
     resume_words,
     say,
     say_facts,
-    table,
     wants_resume,
     with_bars,
 )
-from laconic.federated.options import in_words
 from laconic.recipes.comparisons import RECIPES, CompareConfig
 from laconic.recipes.sweeps import SweepConfig, sweeps
 from laconic.runs.compare_run import compare, resume
 from laconic.runs.sweep_run import resume_sweep, sweep
-from laconic.show.summary import table_rows
-from laconic.show.sweep_report import ranking_table, setting_of
+from laconic.show.comparison import sizes_of, summary_table
+from laconic.show.sweep import closing_sentence, ranking_table
 
 COMPARE = "Compare outer optimizers on one task."
 SWEEP = "Try a grid of one method's hyper-parameters on one task."
@@ -66,13 +64,9 @@ def run_sweep_command(argv: Sequence[str]) -> int:
 def _print_comparison(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     header, summary = records[0], records[-1]
     config = header["config"]
-    headers, rows = table_rows(summary, config["link"] is not None)
-    title = (
-        f"{header['task']['name']}: K = {config['workers']}, H = {config['local_steps']}, "
-        f"B = {config['batch']}{in_words(config)}, {config['rounds']} rounds, "
-        f"{config['seeds']} seeds"
-    )
-    out.print(table(headers, rows, title))
+    run_for = f"{config['rounds']} rounds, {config['seeds']} seeds"
+    title = f"{header['task']['name']}: {sizes_of(config)}, {run_for}"
+    out.print(replace(summary_table(records), title=title).terminal())
     if summary["target_loss"] is not None:
         reference = summary["reference"] or "–"
         say(f"target: train loss {summary['target_loss']:.4g}; speedup: against {reference}")
@@ -80,14 +74,8 @@ def _print_comparison(folder: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_ranking(folder: Path, records: Sequence[dict[str, Any]]) -> None:
-    """The report's Markdown table for a terminal, its closing sentence, and where all of it is."""
-    markdown, _, sentence = ranking_table(records).partition("\n\n")
-    headers, _, *rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()
-    ]
-    config = records[0]["config"]
-    title = f"{config['method']} on {records[0]['task']['name']}: {setting_of(config)}"
-    out.print(table(headers, rows, f"{title}, {config['rounds']} rounds", left=0))
-    say(sentence.strip().replace("`", ""))
+    """The best points, what they are ranked by, and where all of it is."""
+    out.print(ranking_table(records).terminal())
+    say(closing_sentence(records).replace("`", ""))
     names = {"ranking": "ranking.md", "picture": "ranking.png", "records": "records.jsonl"}
     say_facts({what: (folder / name).resolve() for what, name in names.items()})

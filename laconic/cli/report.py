@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from laconic.cli.console import err, say, timing_bar
-from laconic.show.book import write_book
+from laconic.show.report import report_folder
 
 DESCRIPTION = """\
 Gather every record under a folder (comparisons, sweeps, meta-training, experiments, benchmarks)
@@ -32,13 +32,15 @@ def run_report(argv: Sequence[str]) -> int:
     config = tyro.cli(ReportConfig, args=list(argv), prog="laconic report", description=DESCRIPTION)
     with timing_bar() as shown:
 
-        def tell(name: str, total: int) -> None:
+        def progress(name: str, total: int) -> None:
             if shown.tasks:
                 shown.update(shown.tasks[0].id, advance=1, what=name)
             else:  # the first call: an error before it shows no empty bar
                 shown.add_task("runs", total=total, what=name)
 
-        paths, skipped = write_book(config.results, config.out, markdown=config.markdown, tell=tell)
+        paths, skipped = report_folder(
+            config.results, config.out, markdown=config.markdown, progress=progress
+        )
         shown.update(shown.tasks[0].id, advance=1, what="")
     for line in skipped:
         say(f"skipped: {line}", err)

@@ -20,7 +20,7 @@ from laconic.errors import LaconicError
 from laconic.recipes.trainings import TRAIN_RECIPES, TrainConfig, from_json
 from laconic.runs.train import SIMULATED, resume_train, train
 from laconic.runs.train_folder import CURVE, WEIGHTS, read_header
-from laconic.show.training import training_facts
+from laconic.show import training
 
 ABOUT = """\
 Train one model with K workers and one outer optimizer, all in this process. To train with real
@@ -95,4 +95,4 @@ def print_outcome(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     """What came out of a training, and where it is."""
     paths = {"weights": WEIGHTS, "picture": CURVE}
     files = {what: (folder / name).resolve() for what, name in paths.items()}
-    say_facts({**dict(training_facts(records)), **files})
+    say_facts({**dict(training.facts(records)), **files})

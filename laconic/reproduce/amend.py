@@ -16,7 +16,7 @@ from laconic.recipes.comparisons import CompareConfig, command_of
 from laconic.reproduce.folder import bare
 from laconic.runs.compare import CHECKPOINT, RECORDS, is_another
 from laconic.runs.compare_run import check
-from laconic.show.panels import of_kind
+from laconic.show.curves import of_kind
 from laconic.store import atomic
 from laconic.store.runlog import plain, read, rewrite
 

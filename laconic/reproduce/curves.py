@@ -12,7 +12,7 @@ import numpy as np
 
 from laconic.reproduce.experiment import Across, Experiment
 from laconic.show import metrics
-from laconic.show.panels import COLOURS, DASHES, INK, of_kind
+from laconic.show.curves import COLOURS, DASHES, INK, of_kind
 
 Record = dict[str, Any]
 Look = tuple[

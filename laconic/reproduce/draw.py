@@ -12,9 +12,9 @@ from laconic.reproduce.curves import Axes, Line, Look, all_axes, looks_of
 from laconic.reproduce.draw_timings import timings_figure
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.mixes import mixes_figure
-from laconic.show.figures import CEILING, our_style
-from laconic.show.panels import COLOURS, GRID, INK, round_values
-from laconic.show.summary import MISSING
+from laconic.show.curves import COLOURS, GRID, INK, round_values
+from laconic.show.figures import CEILING, plot_style
+from laconic.show.table import MISSING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Plot
@@ -61,7 +61,7 @@ def experiment_figure(
     down = math.ceil((len(shown) + len(bars)) / across)
     looks = looks_of(panels)
     least, entries, letters = (4.6, 2, 8.5) if columns == 1 else (6.4, LEGEND_COLUMNS, 11)
-    with our_style():
+    with plot_style():
         size = (4.4 * across, 3.4 * down + 0.5 + 0.22 * math.ceil(len(looks) / entries))
         figure = Figure(
             figsize=(max(size[0], least), size[1]), layout="constrained", facecolor="white"
@@ -226,7 +226,7 @@ def _sweeps_figure(experiment: Experiment, rows: Sequence[Record], note: str) ->
     """The loss at the best point of each sweep, and at the paper's values in the same sweep."""
     from matplotlib.figure import Figure
 
-    with our_style():
+    with plot_style():
         figure = Figure(
             figsize=(8.6, 1.4 + 0.2 * len(rows)), layout="constrained", facecolor="white"
         )

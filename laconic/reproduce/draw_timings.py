@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from laconic.reproduce.experiment import Experiment, TimingPanel
 from laconic.reproduce.timings import LABELS
-from laconic.show.figures import our_style
-from laconic.show.panels import COLOURS, GRID, INK
+from laconic.show.curves import COLOURS, GRID, INK
+from laconic.show.figures import plot_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Plot
@@ -26,7 +26,7 @@ def timings_figure(
 
     across = min(columns, len(experiment.timings))
     down = 2 * -(-len(experiment.timings) // across)
-    with our_style():
+    with plot_style():
         figure = Figure(
             figsize=(max(4.2 * across, 4.6), 2.9 * down + 0.9),
             layout="constrained",

@@ -9,8 +9,8 @@ import numpy as np
 from laconic.data.partition import class_counts
 from laconic.federated.population import RUNS, draw_rows, labels_of
 from laconic.reproduce.experiment import Experiment, MixPanel
-from laconic.show.figures import our_style
-from laconic.show.summary import number
+from laconic.show.figures import plot_style
+from laconic.show.table import number
 from laconic.tasks.catalog import make_task
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def mixes_figure(title: str, rows: Sequence[Record], note: str = "", columns: in
 
     across = min(columns, len(rows))
     down = math.ceil(len(rows) / across)
-    with our_style():
+    with plot_style():
         figure = Figure(
             figsize=(5.2 * across, 4.4 * down + 0.8), layout="constrained", facecolor="white"
         )

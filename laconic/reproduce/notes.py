@@ -9,8 +9,8 @@ from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.scale import SMOKE_LINE, SMOKE_SIZES, SMOKE_TIMES
 from laconic.reproduce.timings import timing_notes
 from laconic.reproduce.tuning import tuned_notes
-from laconic.show.origin import origins
-from laconic.show.panels import of_kind
+from laconic.show.curves import of_kind
+from laconic.show.page import provenances
 
 Record = dict[str, Any]
 
@@ -40,7 +40,7 @@ def notes(
         found.append(f"{name} is the published {record['optimizers'][name]}.")
     found += timing_notes(timed)
     made = [
-        origin for records in (*panels.values(), *timed.values()) for origin in origins(records)
+        origin for records in (*panels.values(), *timed.values()) for origin in provenances(records)
     ]
     return found + list(dict.fromkeys(map(_origin, made or [record["provenance"]])))
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from laconic.reproduce.experiment import AVERAGE, Experiment, Number, Panel
 from laconic.show import metrics
-from laconic.show.panels import of_kind
-from laconic.show.ranking import RULES, ranked
-from laconic.show.summary import count, number, percent, with_error
+from laconic.show.curves import of_kind
+from laconic.show.sweep import RULES, ranked
+from laconic.show.table import count, number, percent, with_error
 
 Record = dict[str, Any]
 

@@ -13,9 +13,9 @@ from laconic.reproduce.mixes import HEADERS, mix_lines
 from laconic.reproduce.notes import notes, scale_line
 from laconic.reproduce.outcome import COLUMNS
 from laconic.reproduce.timings import timing_lines
-from laconic.show import report_page as html
+from laconic.show import page as html
 from laconic.show.figures import png_bytes, svg_bytes
-from laconic.show.summary import MISSING, number
+from laconic.show.table import MISSING, number
 from laconic.store import atomic
 
 Record = dict[str, Any]
@@ -204,14 +204,12 @@ def page(experiment: Experiment, record: Record, told: Sequence[str], png: bytes
     body = []
     for table in tables(experiment, record["rows"]):
         body.append(f"<section><h2>{escape(table.title)}</h2>")
-        body.append(
-            html.table(html.Table(table.title, "", table.headers, table.rows)) + "</section>"
-        )
+        body.append(html.table(html.Table(table.title, table.headers, table.rows)) + "</section>")
     body.append(
         f'<section><h2>Figure</h2><figure><img style="max-width:100%" alt="{escape(experiment.title)}" '
-        f'src="{html.picture(png)}"></figure></section>'
+        f'src="{html.data_address(png)}"></figure></section>'
     )
     opening = html.verdict(_sentence(experiment), [*scale_line(record), *told])
     by = f"laconic reproduce {experiment.name} --scale {record['scale']}"
     named = f"{experiment.title} – laconic reproduce", by, experiment.title
-    return html.document(*named, "\n".join([opening, *body]), pictures=True)
+    return html.document(*named, "\n".join([opening, *body]))

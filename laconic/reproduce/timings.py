@@ -19,8 +19,8 @@ from laconic.errors import LaconicError
 from laconic.recipes.comparisons import command_line
 from laconic.reproduce.experiment import Experiment, TimingPanel
 from laconic.runs.compare import RECORDS, Interrupted
-from laconic.show.panels import of_kind
-from laconic.show.summary import MISSING, number
+from laconic.show.curves import of_kind
+from laconic.show.table import MISSING, number
 from laconic.store.runlog import RunLog, provenance, read
 
 Record = dict[str, Any]

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from laconic.reproduce.experiment import Experiment, Panel, Tuning
-from laconic.show.panels import of_kind
-from laconic.show.ranking import RULES, ranked
-from laconic.show.summary import number
+from laconic.show.curves import of_kind
+from laconic.show.sweep import RULES, ranked
+from laconic.show.table import number
 
 Record = dict[str, Any]
 METRIC = "tuned"

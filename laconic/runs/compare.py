@@ -23,8 +23,8 @@ from jax.sharding import Mesh
 from laconic.errors import LaconicError
 from laconic.method import Method, Setting
 from laconic.runs.simulate import Chunk, Diverged, Simulation, in_parts
-from laconic.show import metrics, report
-from laconic.show.outcome import summarise
+from laconic.show import comparison, metrics
+from laconic.show.comparison import summarise
 from laconic.show.timing import Link, Traffic
 from laconic.store import checkpoint
 from laconic.store.runlog import RunLog, changed_since, read, rewrite
@@ -129,7 +129,7 @@ def run_comparison(
             rewrite(log.path, [records[0], *in_order])
         log.append("summary", **summarise(in_order, options.target_loss, options.link))
         records = read(folder / RECORDS)
-    report.write_report(folder, records)
+    comparison.write_report(folder, records)
     return records
 
 

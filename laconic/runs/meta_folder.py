@@ -12,14 +12,14 @@ import jax
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.runs.compare import CHECKPOINT, RECORDS
-from laconic.show.learning_curve import learning_curve
 from laconic.federated.options import read_federated
+from laconic.runs.compare import CHECKPOINT, RECORDS
 from laconic.runs.folder import new_folder, read_run
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.meta_run import Best, MetaRun, kept
 from laconic.runs.processes import by_the_first
 from laconic.runs.publish import publish_run
+from laconic.show.meta import write_learning_curve
 from laconic.store import checkpoint
 from laconic.store.runlog import RunLog, provenance, read, rewrite
 
@@ -178,7 +178,7 @@ def finish(run: MetaRun) -> list[dict[str, Any]]:
                 best_score=run.best.score,
             )
             records = read(run.folder / RECORDS)
-        learning_curve(records, run.folder / "learning-curve.png")
+        write_learning_curve(records, run.folder / "learning-curve.png")
         return records
 
     return by_the_first(write) or []

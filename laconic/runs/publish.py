@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.runs.compare import RECORDS
 from laconic.federated.options import in_words
 from laconic.meta.problem import Inner
 from laconic.outer.learned import Theta
+from laconic.runs.compare import RECORDS
 from laconic.runs.meta_config import MetaConfig, described
 from laconic.store.runlog import read
 from laconic.zoo import Card, load, publish

@@ -29,7 +29,7 @@ from laconic.round import RoundState, Server, communication_round, draw_items, i
 from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
 from laconic.runs.measure import all_finite, heldout_metrics
 from laconic.runs.simulate import in_parts
-from laconic.show.ranking import RULES, Record, Rule, point_record, ranked
+from laconic.show.sweep import RULES, Record, Rule, point_record, ranked
 from laconic.store.runlog import RunLog, read
 from laconic.tasks.base import Task
 from laconic.workers import Simulated

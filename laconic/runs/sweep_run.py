@@ -24,8 +24,7 @@ from laconic.runs.folder import (
 )
 from laconic.runs.grids import Point, parse_grid, without_repeats
 from laconic.runs.sweep import Sweep, check_sweep, chunks_of, run_sweep
-from laconic.show.ranking import Rule
-from laconic.show.sweep_report import heat_map, ranking_table
+from laconic.show.sweep import Rule, ranking_text, write_figure
 from laconic.store import atomic
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import Task
@@ -116,8 +115,8 @@ def _finish(
     stop: Callable[[], bool],
 ) -> tuple[Path, list[dict[str, Any]]]:
     records = run_sweep(engine, points, folder, rule, config.points_at_once, observer, stop)
-    atomic.write_text(folder / "ranking.md", ranking_table(records))
-    heat_map(records, folder / "ranking.png")
+    atomic.write_text(folder / "ranking.md", ranking_text(records))
+    write_figure(records, folder / "ranking.png")
     return folder, records
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.runs.compare import RECORDS, is_another
-from laconic.show.training import Life, Row, loss_curve, of_lives
-from laconic.runs.folder import describe, spelled
 from laconic.recipes.trainings import TrainConfig, contents_of, from_json, run_name, to_json
+from laconic.runs.compare import RECORDS, is_another
+from laconic.runs.folder import describe, spelled
+from laconic.show.training import Life, Row, of_lives, write_loss_curve
 from laconic.store.runlog import RunLog, provenance, read, rewrite
 from laconic.tasks.base import Task
 
@@ -204,5 +204,5 @@ def finish(folder: Path, command: str) -> list[dict[str, Any]]:
         if records[-1]["kind"] != "summary":
             RunLog(path).append("summary", **of_lives(lives_of(records))[1])
     records = read(path)
-    loss_curve(records, folder / CURVE)
+    write_loss_curve(records, folder / CURVE)
     return records

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from laconic.show.curves import GRID, INK, Curve, Panel, Style, round_values
-from laconic.show.table import MISSING, number
+from laconic.show.table import MISSING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -360,30 +360,3 @@ def _limits(panel: Panel) -> tuple[float, float, bool]:
         return low / margin, high * margin, True
     margin = 0.04 * (high - low) or 0.5
     return low - margin, high + margin, False
-
-
-def curves_figure(records: Sequence[dict[str, Any]]) -> "Figure":
-    """All panels of a comparison."""
-    from laconic.show.panels import panels
-
-    return _comparison(records, panels(records))
-
-
-def loss_against_bits_figure(records: Sequence[dict[str, Any]]) -> "Figure":
-    """Train loss against megabytes."""
-    from laconic.show.panels import bits_panel
-
-    return _comparison(records, [bits_panel(records)])
-
-
-def _comparison(records: Sequence[dict[str, Any]], shown: Sequence[Panel]) -> "Figure":
-    from laconic.show.panels import legend_label, of_kind, styles
-
-    labels = [legend_label(method) for method in of_kind(records, "method")]
-    entries = list(zip(styles(records), labels, strict=True))
-    if shown[0].target is not None:
-        entries.append((TARGET, f"target {number(shown[0].target)}"))
-    return grid_figure(shown, entries, columns=len(shown))
-
-
-our_style = plot_style

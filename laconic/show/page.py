@@ -13,7 +13,7 @@ stays text.
 
 import base64
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from laconic.show import figures
-from laconic.show.curves import Panel, Style, drawable, themed
-from laconic.show.table import MISSING, Table, markdown_text, number
+from laconic.show.curves import Panel, Record, Style, drawable, themed
+from laconic.show.table import MISSING, Table, count, markdown_text, number
 
 SAVED_AT, SHOWN_AT = 160, 110  # dots an inch of our PNG files, and of the largest they are shown at
 # Where the screen is narrower than this many dots an inch a picture scrolls sideways: small ones
@@ -87,11 +87,11 @@ class Panels:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG, and the same in one column for a phone."""
+    """A PNG, or what draws it once a page needs it; `narrow` is the same for phones."""
 
-    png: bytes
+    png: bytes | Callable[[], bytes]
     description: str
-    narrow: bytes | None = None
+    narrow: bytes | Callable[[], bytes] | None = None
 
 
 Block = Text | Verdict | Facts | Notes | Command | Panels | Picture | Table
@@ -118,7 +118,8 @@ def _html(block: Block, level: int) -> str:
         case Panels():
             return _panels(block)
         case Picture(png, description, narrow):
-            return picture(png, description, narrow)
+            wide, slim = (image() if callable(image) else image for image in (png, narrow))
+            return picture(wide, description, slim)  # type: ignore[arg-type]
         case Table(grouped=True):
             heading = f"<h{level}>{{}}</h{level}>".format
             return "\n".join(heading(label(t.title)) + table(t) for t in block.groups())
@@ -320,6 +321,27 @@ def picture(png: bytes, description: str, narrow: bytes | None = None) -> str:
     return f'<div class="card">{box}<picture>{source}{image}</picture></div></div>'
 
 
+def provenances(records: Sequence[Record]) -> list[Record]:
+    """The provenance of a run, and those of methods that were run elsewhere or later."""
+    kept = [record for record in records if record["kind"] in ("run", "method")]
+    return [record["provenance"] for record in kept if "provenance" in record]
+
+
+def provenance_facts(found: Sequence[Record]) -> list[tuple[str, str]]:
+    """Devices, commits, versions and start times, each once, in words."""
+    devices, commits, versions = [], [], []
+    for made in found:
+        device = made["device"]
+        what = f"{device['count']} × {device['kind']} ({device['platform']})"
+        devices.append(f"{what}, {count(made['host_cpus'])} CPU cores")
+        commit = made["commit"] or MISSING
+        commits.append(commit + (", with uncommitted changes" if made["dirty"] else ""))
+        versions.append(", ".join(f"{n} {v or MISSING}" for n, v in made["versions"].items()))
+    started = [made["started"] for made in found]
+    facts = {"device": devices, "commit": commits, "versions": versions, "started": started}
+    return [(name, "; ".join(dict.fromkeys(texts))) for name, texts in facts.items()]
+
+
 def _pixels(png: bytes) -> int:
     """The width of a PNG."""
     if png[:8] != b"\x89PNG\r\n\x1a\n":
@@ -337,7 +359,6 @@ def document(
     by: str,
     heading: str,
     body: str,
-    *,
     subtitle: str = "",
     meta: str = "",
 ) -> str:

@@ -1,283 +1,370 @@
-"""The report of a comparison, made only from its records: figures, and a page that says what came
-out."""
+"""`laconic report`: all records under a folder as one page of HTML and, if asked for, of Markdown.
 
-from collections.abc import Sequence
+- `collect`: every run under a folder, and a line for each file that cannot be read.
+- `html_page`, `markdown_page`: the report of these runs. `report_folder`: both, written to files.
+
+A run is a folder with `records.jsonl`, or a file in `benchmarks/`. Its kind follows from its
+records, not from where it lies. Runs inside a run (the panels of an experiment) belong to it.
+Nothing is run again, and whatever cannot be shown is named.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from laconic.errors import LaconicError
-from laconic.federated.options import in_words
-from laconic.show import figures, metrics
-from laconic.show import report_page as html
-from laconic.show.origin import commits, devices, origins, started, versions
-from laconic.show.panels import (
-    Panel,
-    Record,
-    bits_panel,
-    legend_label,
-    of_kind,
-    panels,
-    round_values,
-    seconds_per_round,
-    styles,
-    traffic_differs,
-)
-from laconic.show.summary import (
-    MISSING,
-    best_cells,
-    bounds,
-    count,
-    duration,
-    markdown_table,
-    notes,
-    number,
-    table_rows,
-    verdict,
-    workers_of,
-)
+from laconic.show import comparison, meta, page, sweep, training
+from laconic.show.curves import Record, of_kind
+from laconic.show.table import MISSING, Table, count, duration, markdown_text
 from laconic.store import atomic
+from laconic.store.archive import record_files
+from laconic.store.runlog import read
 
-__all__ = [
-    "curves_section",
-    "markdown_table",
-    "page",
-    "summary_section",
-    "table_rows",
-    "write_report",
-]
+RECORDS = "records.jsonl"
+KINDS = {
+    "comparison": "Comparisons",
+    "experiment": "The paper's experiments",
+    "sweep": "Hyper-parameter sweeps",
+    "training": "Training",
+    "meta-training": "Meta-training",
+    "benchmark": "Speed",
+}
+NO_SCRIPT = ("server-step", "overhead")  # benchmarks that only `laconic bench` runs
+ABOUT = ("benchmark", "command", "commit", "dirty", "versions", "device", "host_cpus", "started")
+SMOKE = "-smoke"  # how the name of a folder ends whose run only shows that it works
+SMOKE_NOTE = "smoke records: they show that it runs, not what it reaches"
+GENERATOR = '<meta name="generator" content="laconic report">'
+MADE_BY = "<!-- written by laconic report -->"
+PICTURES = ("curves.png", "ranking.png", "learning-curve.png", "loss.png", "figure.png")
+# What making sense of somebody's records may raise: one bad run must not hide the others.
+UNREADABLE = (
+    LaconicError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    OSError,
+)
 
-LADDER = 5  # round losses in the table of times, beside the target
+# Given the name of the run that is drawn next, and how many there are.
+Progress = Callable[[str, int], None]
+# What a page shows of one kind of run, from its records and the folder they lie in.
+Renderer = Callable[[Sequence[Record], Path], Sequence[page.Block]]
 
 
-def write_report(folder: Path, records: Sequence[Record]) -> list[Path]:
-    """Write curves.png, curves.svg and report.html into `folder`, each in one step → their paths."""
-    for kind in ("run", "method", "summary"):
-        if not of_kind(records, kind):
-            raise LaconicError(
-                f"these records hold no {kind!r}, so there is nothing to report; finish the run "
-                "first."
-            )
-    curves = figures.curves_figure(records)
-    contents = {
-        "curves.png": figures.png_bytes(curves),
-        "curves.svg": figures.svg_bytes(curves),
-        "report.html": page(records).encode(errors="replace"),
+@dataclass(frozen=True)
+class ReportedRun:
+    """One run: its path below the folder of results, one of `KINDS`, its records, what made it."""
+
+    name: str
+    kind: str
+    path: Path
+    records: list[Record]
+    command: str
+    about: dict[str, str]
+
+    @property
+    def smoke(self) -> bool:
+        """Whether it only shows that things work."""
+        return self.name.endswith(SMOKE) or self.records[0].get("scale") == "smoke"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The runs that could be read, in the order of `KINDS`, and a line for each file that could not."""
+
+    root: Path
+    runs: tuple[ReportedRun, ...]
+    skipped: tuple[str, ...] = ()
+
+
+def report_folder(
+    results: Path,
+    out: Path,
+    *,
+    markdown: bool = False,
+    progress: Progress = lambda name, total: None,
+    renderers: Mapping[str, Renderer] | None = None,
+) -> tuple[list[Path], list[str]]:
+    """Write the report of a folder → (its files, a line for each record file that was skipped).
+
+    With `markdown` a second page lies beside the first. `progress` is called before each run is
+    drawn. `renderers` adds kinds of runs that show does not know, such as experiments. An older
+    report is replaced; any other file is left alone.
+    """
+    if out.suffix == ".md":
+        why = "give a name that ends in .html, and --markdown for the other."
+        raise LaconicError(f"{out} would be an HTML page: {why}")
+    wanted = {out: GENERATOR} | ({out.with_suffix(".md"): MADE_BY} if markdown else {})
+    for path, mark in wanted.items():
+        _may_replace(path, mark)
+    text, report = html_page(collect(results), progress, renderers)
+    texts = [text, *([markdown_page(report, out.parent, renderers)] if markdown else [])]
+    for path, content in zip(wanted, texts, strict=True):
+        atomic.write_bytes(path, content.encode(errors="replace"))
+    return list(wanted), list(report.skipped)
+
+
+def _may_replace(path: Path, mark: str) -> None:
+    if not os.path.lexists(path):
+        return
+    if not path.is_file() or mark not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
+        why = "it is left alone; choose another --out."
+        raise LaconicError(f"{path} exists and is no report of laconic's: {why}")
+
+
+# --- finding runs ---------------------------------------------------------------------------------
+
+
+def collect(root: str | Path) -> Report:
+    """Read all records under a folder."""
+    root = Path(root)
+    if not root.is_dir():
+        why = "give the one that holds the records."
+        raise LaconicError(f"there is no folder {root} to report on: {why}")
+    runs, skipped = [], []
+    for path in _files(root):
+        try:
+            runs.append(_run(path, root))
+        except UNREADABLE as error:
+            skipped.append(_reason(path.relative_to(root), error))
+    if not runs:
+        why = f" ({'; '.join(skipped)})" if skipped else ""
+        advice = "run something first, such as laconic compare."
+        raise LaconicError(f"{root} holds no records to report{why}: {advice}")
+    order = list(KINDS)
+    runs.sort(key=lambda run: (order.index(run.kind), run.name))
+    return Report(root, tuple(runs), tuple(skipped))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Files of records, and of benchmarks; below a folder with records nothing is looked for."""
+    for folder, below, files in os.walk(root):
+        below.sort()
+        if {RECORDS, f"{RECORDS}.xz"} & set(files):
+            below.clear()
+            yield Path(folder) / RECORDS
+        elif Path(folder).name == "benchmarks":
+            kept = [name for name in sorted(files) if name.endswith((".json", ".jsonl"))]
+            yield from (Path(folder) / name for name in kept)
+
+
+def _run(path: Path, root: Path) -> ReportedRun:
+    if path.name != RECORDS:
+        return _benchmark_run(path, path.relative_to(root).with_suffix("").as_posix())
+    records = read(path)
+    kind = _kind(records)
+    name = path.parent.relative_to(root).as_posix()
+    if name == ".":
+        name = path.parent.resolve().name
+    seconds = _seconds_inside(path.parent) if kind == "experiment" else _seconds(kind, records)
+    about = _about(page.provenances(records), duration(seconds))
+    return ReportedRun(name, kind, path, records, records[0]["command"], about)
+
+
+def _benchmark_run(path: Path, name: str) -> ReportedRun:
+    """A file of measurements; where it names no command, that follows from the benchmark's name."""
+    lines = path.suffix == ".jsonl"
+    records = read(path) if lines else [json.loads(path.read_text(encoding="utf-8"))]
+    if not records or not all(isinstance(record, dict) for record in records):
+        raise LaconicError("it holds no measurements")
+    benchmark = records[0]["benchmark"]
+    known = f"python benchmarks/{benchmark.replace('-', '_')}.py"
+    if benchmark in NO_SCRIPT:
+        known = f"laconic bench {benchmark}"
+    commands = dict.fromkeys(record.get("command", known) for record in records)
+    about = _about([record.get("provenance", record) for record in records], MISSING)
+    return ReportedRun(name, "benchmark", path, records, "\n".join(commands), about)
+
+
+def _about(found: Sequence[Record], took: str) -> dict[str, str]:
+    facts = dict(page.provenance_facts(found))
+    return {name: facts[name] for name in ("commit", "device", "started")} | {"took": took}
+
+
+def _kind(records: Sequence[Record]) -> str:
+    if "run" not in {record.get("kind") for record in records}:
+        raise LaconicError("it holds no run: no record says what was run, where and when")
+    kind = _finished_kind(records)
+    if kind is None:
+        raise LaconicError("the run is not finished, so there is nothing to show yet")
+    return kind
+
+
+def _finished_kind(records: Sequence[Record]) -> str | None:
+    """Which of `KINDS` a run is by the record it ends with; None if it is not finished."""
+    kinds = {record.get("kind") for record in records}
+    for ends, kind in (("experiment", "experiment"), ("ranking", "sweep"), ("timing", "benchmark")):
+        if ends in kinds:
+            return kind
+    if {"summary", "rounds"} <= kinds:
+        return "training"
+    if "summary" in kinds and kinds & {"method", "progress", "judged"}:
+        return "comparison" if "method" in kinds else "meta-training"
+    return None
+
+
+def _seconds(kind: str, records: Sequence[Record]) -> float:
+    if kind == "comparison":
+        return sum(method["seconds"] for method in of_kind(records, "method"))
+    return records[-1]["seconds"]
+
+
+def _seconds_inside(folder: Path) -> float | None:
+    """The time of the finished runs inside an experiment; None without any."""
+    inside = [read(path) for path in record_files(folder) if path.parent != folder]
+    done = [(kind, records) for records in inside if (kind := _finished_kind(records)) is not None]
+    return sum(_seconds(kind, records) for kind, records in done) if done else None
+
+
+# --- showing them ---------------------------------------------------------------------------------
+
+
+def _blocks(run: ReportedRun, renderers: Mapping[str, Renderer] | None) -> Sequence[page.Block]:
+    known: dict[str, Renderer] = {
+        "comparison": lambda records, folder: comparison.blocks(records),
+        "sweep": lambda records, folder: sweep.blocks(records),
+        "training": lambda records, folder: training.blocks(records),
+        "meta-training": lambda records, folder: meta.blocks(records),
+        "experiment": lambda records, folder: [page.Text(str(records[-1]["title"]), "lead")],
+        "benchmark": lambda records, folder: [_measurements(run.name, records)],
     }
-    for name, data in contents.items():
-        atomic.write_bytes(folder / name, data)
-    return [folder / name for name in contents]
+    return {**known, **(renderers or {})}[run.kind](run.records, run.path.parent)
 
 
-def page(records: Sequence[Record]) -> str:
-    """The whole report as one HTML file that needs nothing else."""
-    run, config = of_kind(records, "run")[0], of_kind(records, "run")[0]["config"]
-    seeds = len(of_kind(records, "method")[0]["train"])
-    subtitle = (
-        f"{count(run['task']['parameters'])} parameters · {workers_of(config)} · "
-        f"{config['local_steps']} local "
-        f"steps · batch {config['batch']}{in_words(config)} · {count(config['rounds'])} rounds · "
-        f"{seeds} seed{'s' * (seeds > 1)}"
-    )
-    sections = [("Summary", summary_section(records)), ("Curves", curves_section(records))]
-    times = _times(records)
-    if times is not None:
-        sections.append(
-            (f"What fewer rounds are worth on a {config['link']} link", html.table(times))
-        )
-    sections += [
-        ("How the numbers are defined", html.pairs(html.DEFINITIONS, "terms")),
-        ("The command", html.command(run["command"])),
-        ("How each method was run", html.table(_costs(records))),
-        ("Settings, data and machine", _origins(records)),
-    ]
-    return html.page(
-        run["task"]["name"], subtitle, html.verdict(verdict(records), notes(records)), sections
-    )
+def _measurements(name: str, records: Sequence[Record]) -> Table:
+    """A benchmark's numbers by name; what it says about its origin is left out."""
+    columns = [dict(_flat({k: v for k, v in r.items() if k not in ABOUT})) for r in records]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    heads = ["measured"] if len(columns) == 1 else [f"run {i + 1}" for i in range(len(columns))]
+    rows = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
+    note = f"Benchmark {records[0]['benchmark']}, as its program wrote it."
+    return Table(name, ["what", *heads], rows, note)
 
 
-# --- sections -------------------------------------------------------------------------------------
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key != "provenance":
+                yield from _flat(inner, f"{name} · {key}" if name else key)
+        return
+    text = str(value)
+    if isinstance(value, float):
+        text = f"{value:,.6g}"
+    elif type(value) is int:
+        text = count(value)
+    yield name.replace("_", " "), text
 
 
-def summary_section(records: Sequence[Record]) -> str:
-    """The table of methods, the best values marked."""
-    summary, link_given = (
-        of_kind(records, "summary")[-1],
-        of_kind(records, "run")[0]["config"]["link"] is not None,
-    )
-    headers, rows = table_rows(summary, link_given)
-    best = best_cells(summary, link_given, bounds(records))
-    by_label = dict(
-        zip((m["label"] for m in of_kind(records, "method")), styles(records), strict=True)
-    )
-    looks = [by_label[row["label"]] for row in summary["rows"]]
-    reference = summary["reference"]
-    against = (
-        "" if reference is None else f" Speedup: against {reference}, to its best training loss."
-    )
-    note = (
-        f"Bold marks the best of a column{_but(records)}; MB are per worker for the whole "
-        f"run.{against}"
-    )
-    return html.table(html.Table("Summary of the methods", note, headers, rows, best, looks))
+def _rendered(
+    report: Report,
+    show: Callable[[ReportedRun], str],
+    progress: Progress = lambda name, total: None,
+) -> tuple[list[tuple[str, str]], Report]:
+    """Each run as text → ((title of its kind, texts) pairs, the report without those that failed)."""
+    shown: list[tuple[ReportedRun, str]] = []
+    skipped = list(report.skipped)
+    for run in report.runs:
+        progress(run.name, len(report.runs))
+        try:
+            shown.append((run, show(run)))
+        except UNREADABLE as error:
+            skipped.append(_reason(run.path.relative_to(report.root), error))
+    if not shown:
+        raise LaconicError(f"no record under {report.root} can be shown: {'; '.join(skipped)}.")
+    chapters = []
+    for kind, title in KINDS.items():
+        texts = [text for run, text in shown if run.kind == kind]
+        if texts:
+            chapters.append((title, "\n\n".join(texts)))
+    return chapters, replace(report, runs=tuple(run for run, _ in shown), skipped=tuple(skipped))
 
 
-def _but(records: Sequence[Record]) -> str:
-    """Who is left out when the best is marked."""
-    return f" ({', '.join(sorted(bounds(records)))} left out)" if bounds(records) else ""
+def _reason(path: Path, error: Exception) -> str:
+    """Why a file was left out, on one line."""
+    text = f"its records are not in order ({error!r})"
+    if isinstance(error, LaconicError):
+        text = str(error)
+    if isinstance(error, RecursionError):
+        text = "its records are nested too deeply"
+    return " ".join(f"{path}: {text}".split())
 
 
-def curves_section(records: Sequence[Record]) -> str:
-    """Every panel of curves under one legend."""
-    shown = [*panels(records), *([bits_panel(records)] if traffic_differs(records) else [])]
-    labels = [legend_label(method) for method in of_kind(records, "method")]
-    legend = html.key(zip(styles(records), labels, strict=True))
-    drawn = [_figure(panel, records, legend) for panel in shown]
-    return html.figures(_how_to_read(records), legend, drawn)
+def html_page(
+    report: Report,
+    progress: Progress = lambda name, total: None,
+    renderers: Mapping[str, Renderer] | None = None,
+) -> tuple[str, Report]:
+    """The page → (HTML, the report without runs that could not be shown)."""
+    show = lambda run: _article(run, _blocks(run, renderers))
+    chapters, report = _rendered(report, show, progress)
+    body = [_contents(report.runs), *(page.section(title, text) for title, text in chapters)]
+    readme = report.root / "README.md"
+    if readme.is_file():
+        text = readme.read_text(encoding="utf-8", errors="replace")
+        paragraphs = [page.Text(part, "plain") for part in re.split(r"\n\s*\n", text) if part]
+        body.append(page.section("About these records", page.html(paragraphs)))
+    terms = page.pairs(comparison.DEFINITIONS, "terms")
+    body.append(page.section("How the numbers are defined", terms))
+    many = len(report.runs)
+    name = report.root.name or report.root
+    found = f"{count(many)} run{'s' * (many > 1)} on record under {name}."
+    opening = page.verdict(found, [f"Skipped: {line}" for line in report.skipped])
+    whole = opening + "\n".join(body)
+    title, by = "laconic: all results", "laconic report"
+    return page.document(title, by, "All results", whole, meta=f"{GENERATOR}\n"), report
 
 
-def _how_to_read(records: Sequence[Record]) -> str:
-    methods, target = of_kind(records, "method"), of_kind(records, "summary")[-1]["target_loss"]
-    seeds = len(methods[0]["train"])
-    text = (
-        f"Lines are means over {seeds} seeds, bands ± the standard error."
-        if seeds > 1
-        else "Lines are one seed's."
-    )
-    if target is not None:
-        text += f" The dotted line is the target, {number(target)}."
-    return text + (
-        " A cross is where a method diverged." if any(any(m["diverged"]) for m in methods) else ""
-    )
+def _article(run: ReportedRun, blocks: Sequence[page.Block]) -> str:
+    badge = f'<p><span class="smoke">{escape(SMOKE_NOTE)}</span></p>' if run.smoke else ""
+    heading = f'<article id="{_anchor(run)}"><h3>{page.label(run.name)}</h3>{badge}'
+    made = page.html([page.Command(run.command), page.Facts(list(run.about.items()))])
+    return f"{heading}\n{page.html(blocks)}\n{made}</article>"
 
 
-def _figure(panel: Panel, records: Sequence[Record], legend: str) -> str:
-    missing = [
-        m["label"]
-        for m in of_kind(records, "method")
-        if m["label"] not in {c.label for c in panel.curves}
-    ]
-    text = f"Without a value here: {', '.join(missing)}." if missing else ""
-    ends = []
-    for curve in panel.curves:
-        finite = curve.y[np.isfinite(curve.y)]
-        ends.append(
-            f"{curve.label} "
-            f"{'diverges' if curve.diverged else number(finite[-1]) if finite.size else MISSING}"
-        )
-    described = (
-        f"{panel.title}: {panel.y_label} against {panel.x_label}. At the end: {'; '.join(ends)}."
-    )
-    svg = html.inline_svg(figures.svg_bytes(figures.panel_figure(panel)), described)
-    return html.figure(panel.title, text, svg, legend)
+def _anchor(run: ReportedRun) -> str:
+    return "run-" + re.sub(r"[^A-Za-z0-9_-]", lambda match: f".{ord(match[0]):x}", run.name)
 
 
-def _times(records: Sequence[Record]) -> html.Table | None:
-    """Time to each of a few losses for every method; None without a link and step times."""
-    methods, per_round = of_kind(records, "method"), seconds_per_round(records)
-    if not any(per_round):
-        return None
-    target = of_kind(records, "summary")[-1]["target_loss"]
-    losses: list[float] = sorted(
-        {*_ladder(methods), *([] if target is None else [target])}, reverse=True
-    )
-    headers = [
-        "method",
-        "one round",
-        *(f"to {number(x)} (target)" if x == target else f"to {x:g}" for x in losses),
-    ]
-    seconds: list[list[float | None]] = []
-    for method, cost in zip(methods, per_round, strict=True):
-        rounds = [metrics.rounds_to_loss(method["train"], loss) for loss in losses]
-        seconds.append([None if n is None or cost is None else n * cost for n in rounds])
-    best = set()
-    rivals = [i for i, method in enumerate(methods) if method["label"] not in bounds(records)]
-    for j in range(len(losses)):
-        fastest = min((s for s in (seconds[i][j] for i in rivals) if s is not None), default=None)
-        best |= {
-            (i, j + 2)
-            for i in rivals
-            if len(rivals) > 1 and fastest is not None and seconds[i][j] == fastest
-        }
-    rows = [
-        [m["label"], duration(c), *map(duration, s)]
-        for m, c, s in zip(methods, per_round, seconds, strict=True)
-    ]
-    note = (
-        "Time until the smoothed training loss is at most each of these; bold marks the "
-        f"fastest{_but(records)}."
-    )
-    return html.Table("Time to each loss", note, headers, rows, frozenset(best), styles(records))
+def _contents(runs: Sequence[ReportedRun]) -> str:
+    parts = []
+    for kind, title in KINDS.items():
+        entries = []
+        for run in (run for run in runs if run.kind == kind):
+            smoke = " (smoke)" if run.smoke else ""
+            entries.append(f'<li><a href="#{_anchor(run)}">{escape(run.name)}</a>{smoke}</li>')
+        if entries:
+            parts.append(f"<div><p>{escape(title)}</p><ul>{''.join(entries)}</ul></div>")
+    return f'<nav aria-label="Contents"><h2>Contents</h2><div>{"".join(parts)}</div></nav>'
 
 
-def _ladder(methods: Sequence[Record]) -> list[float]:
-    """Round losses between where training starts and the lowest that any method reaches; none if
-    not positive."""
-    smooth = [metrics.smoothed(metrics.mean_curve(method["train"])) for method in methods]
-    finite = [values[np.isfinite(values)] for values in smooth if np.isfinite(values).any()]
-    if not finite:
-        return []
-    low, high = (
-        min(values.min() for values in finite),
-        float(np.median([values[0] for values in finite])),
-    )
-    return round_values(float(low), high, most=LADDER) if 0 < low < high else []
+def markdown_page(
+    report: Report, folder: Path, renderers: Mapping[str, Renderer] | None = None
+) -> str:
+    """The report as Markdown for a file in `folder`, with links to figures beside the records."""
+    show = lambda run: _chapter(run, _blocks(run, renderers), folder)
+    chapters, report = _rendered(report, show)
+    parts = [MADE_BY, "# All results", *(f"Skipped: {line}" for line in report.skipped)]
+    for title, text in chapters:
+        parts += [f"## {title}", text]
+    return "\n\n".join(parts) + "\n"
 
 
-def _costs(records: Sequence[Record]) -> html.Table:
-    """What each method used: workers, steps, traffic a round, and the time it took here."""
-    headers = [
-        "method",
-        "workers",
-        "local steps",
-        "MB sent a round",
-        "MB received a round",
-        "topology",
-    ]
-    headers += ["local step", "wall time", "rounds a second"]
-    rows = []
-    for m in of_kind(records, "method"):
-        sent, received = (number(m["traffic"][f"{way}_bits"] / 8e6) for way in ("sent", "received"))
-        row = [
-            m["label"],
-            count(m["workers"]),
-            count(m["local_steps"]),
-            sent,
-            received,
-            m["traffic"]["topology"],
-        ]
-        rows.append(
-            [
-                *row,
-                duration(m["step_seconds"]),
-                duration(m["seconds"]),
-                number(m["rounds_per_second"]),
-            ]
-        )
-    note = (
-        "Wall time and rounds a second are of the simulation on this machine, all seeds together."
-    )
-    return html.Table("Cost of each method", note, headers, rows, styles=styles(records))
-
-
-def _origins(records: Sequence[Record]) -> str:
-    run = of_kind(records, "run")[0]
-    found = origins(records)
-    about = [
-        ("data", run["task"]["source"]),
-        ("classes", count(run["task"]["classes"])),
-        ("device", devices(found)),
-        ("commit", commits(found)),
-        ("versions", versions(found)),
-        ("started", started(found)),
-        ("wall time", duration(sum(method["seconds"] for method in of_kind(records, "method")))),
-    ]
-    settings = [(name.replace("_", " "), _setting(value)) for name, value in run["config"].items()]
-    return f'<div class="columns">{html.pairs(settings)}{html.pairs(about)}</div>'
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return MISSING if value is None else str(value)
+def _chapter(run: ReportedRun, blocks: Sequence[page.Block], folder: Path) -> str:
+    smoke = [f"*{SMOKE_NOTE}*"] if run.smoke else []
+    links = []
+    for path in (run.path.with_name(name) for name in PICTURES):
+        if path.is_file():
+            address = Path(os.path.relpath(path, folder or ".")).as_posix()
+            links.append(f"![{run.name}](<{address}>)")
+    made = page.markdown([page.Command(run.command), page.Facts(list(run.about.items()))])
+    name = f"### {markdown_text(run.name)}"
+    return "\n\n".join([name, *smoke, page.markdown(blocks), *links, made])

@@ -1,8 +1,11 @@
-"""A training that is over, from what its processes wrote: who agreed with whom, what it cost, and
-its curve.
+"""A finished training for people, from what its processes wrote.
 
-Several processes tell of the same rounds. What each of them says of a round's loss is the same;
-bytes and seconds are its own. A life is one process from its start to its end or death.
+- `Life`, `of_lives`: the reports of several processes put together, as records.
+- `facts`: settings, outcome and costs in words. `loss_panel`, `write_loss_curve`: its curve.
+- `blocks`: all of it for a page.
+
+All processes report the same loss of a round; bytes and seconds are their own. A life is one
+process from its start to its end or death.
 """
 
 import itertools
@@ -15,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from laconic.show import figures
-from laconic.show.panels import COLOURS, Curve, Panel, Record, Style, drawable, of_kind
-from laconic.show.summary import count, duration, number, percent
+from laconic.show import page as html
+from laconic.show.curves import Panel, Record, drawable, of_kind, plain_curve, style
+from laconic.show.table import MISSING, count, duration, number, percent
 from laconic.store import atomic
 
 Row = dict[str, Any]
@@ -26,8 +30,7 @@ COLUMNS = ("round", "loss", "quorum", "digest", "committed_at")
 
 @dataclass
 class Life:
-    """One process: the worker it was (the first, if it held all), when it began, its rounds, and
-    how it ended."""
+    """One process: its worker (the first, if it held all), its start, its rounds, its end."""
 
     worker: int
     begun: float
@@ -42,8 +45,8 @@ class Life:
 
 def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
     """The rounds of a run as columns, and its summary."""
-    told = _told(lives)
-    first = {r: min(rows, key=lambda row: row["committed_at"]) for r, rows in told.items()}
+    reported = _reported(lives)
+    first = {r: min(rows, key=lambda row: row["committed_at"]) for r, rows in reported.items()}
     rounds = {name: [first[r][name] for r in sorted(first)] for name in COLUMNS}
     ends = [life.end for life in lives if life.end]
     losses = [loss for loss in rounds["loss"][-WINDOW:] if loss is not None]
@@ -53,7 +56,7 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
         "heldout": next((end["heldout"] for end in ends if end["heldout"]), {}),
         "final_digests": sorted({end["digest"] for end in ends}),
         "rounds_apart": sorted(
-            r for r, rows in told.items() if len({row["digest"] for row in rows}) > 1
+            r for r, rows in reported.items() if len({row["digest"] for row in rows}) > 1
         ),
         "longest_gap_seconds": _longest_gap(lives, rounds["committed_at"]),
         "seconds": round(_lived(lives), 3),
@@ -70,34 +73,33 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
     return rounds, summary
 
 
-def _told(lives: Sequence[Life]) -> dict[int, list[Row]]:
-    """What is told of each round, without what did not last.
+def _reported(lives: Sequence[Life]) -> dict[int, list[Row]]:
+    """The rows of each round, without those that did not last.
 
-    A run that went on from older checkpoints passed some rounds twice: what a process begun later
-    took up again is no longer valid. And who commits and dies before anyone hears of it leaves the
-    round to the rest, so that the last round of a life cut short counts only if nobody else tells
-    of it.
+    A run resumed from older checkpoints passed some rounds twice: rows of rounds that a later
+    process repeated are dropped. A worker that dies right after a commit may have been the only
+    one to see it, so the last round of a life cut short counts only if no other process reports it.
     """
-    told: dict[int, list[Row]] = {}
+    found: dict[int, list[Row]] = {}
     unheard: list[Row] = []
     for life in lives:
-        again = [other for other in lives if other.rows and other.begun > life.begun]
-        rows = [row for row in life.rows if not any(_taken_up(row, other) for other in again)]
+        later = [other for other in lives if other.rows and other.begun > life.begun]
+        rows = [row for row in life.rows if not any(_repeated(row, other) for other in later)]
         if rows and not life.end and rows[-1] is life.rows[-1]:
             unheard.append(rows.pop())
         for row in rows:
-            told.setdefault(row["round"], []).append(row)
+            found.setdefault(row["round"], []).append(row)
     for row in unheard:
-        told.setdefault(row["round"], [row])
-    return told
+        found.setdefault(row["round"], [row])
+    return found
 
 
-def _taken_up(row: Row, other: Life) -> bool:
+def _repeated(row: Row, other: Life) -> bool:
     return other.begun > row["committed_at"] and other.rows[0]["round"] <= row["round"]
 
 
 def _longest_gap(lives: Sequence[Life], times: Sequence[float]) -> float | None:
-    """The longest time between two commits of anyone, while anyone lived through it."""
+    """The longest time between two commits, of those that one process lived through."""
     pairs = itertools.pairwise(sorted(times))
     lived = [
         b - a for a, b in pairs if any(life.begun <= a and b <= life.last_seen for life in lives)
@@ -106,8 +108,9 @@ def _longest_gap(lives: Sequence[Life], times: Sequence[float]) -> float | None:
 
 
 def _lived(lives: Sequence[Life]) -> float:
-    """Seconds in which anyone was there."""
-    total, until = 0.0, -np.inf
+    """Seconds in which any process lived."""
+    total = 0.0
+    until = -np.inf
     for life in sorted(lives, key=lambda life: life.begun):
         total += max(0.0, life.last_seen - max(life.begun, until))
         until = max(until, life.last_seen)
@@ -115,7 +118,7 @@ def _lived(lives: Sequence[Life]) -> float:
 
 
 def _most(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """By reason the most that any process counted: all of them see the same strangers."""
+    """By reason the most that any process counted: all of them refuse the same messages."""
     found: Counter[str] = Counter()
     for one in counts:
         found |= Counter(one)
@@ -143,52 +146,53 @@ def _of_worker(lives: Sequence[Life], worker: int) -> Record:
 # --- what is shown --------------------------------------------------------------------------------
 
 
+def blocks(records: Sequence[Record]) -> list[html.Block]:
+    """What a page shows of a training."""
+    return [html.Facts(facts(records)), html.Panels([loss_panel(records)])]
+
+
 def loss_panel(records: Sequence[Record]) -> Panel:
     """Train loss against rounds."""
-    losses: dict[int, float] = {}
+    losses: dict[int, float | None] = {}
     for record in of_kind(records, "rounds"):
         losses |= dict(zip(record["round"], record["loss"], strict=True))
-    x = np.array(sorted(losses), float)
-    y = np.array([losses[r] for r in sorted(losses)], float)  # None is NaN
     label = drawable(records[0]["config"]["optimizer"])
-    curve = Curve(label, Style(COLOURS[0], (), ""), x, y, np.zeros_like(y), diverged=False)
+    curve = plain_curve(label, style(0), sorted(losses), [losses[r] for r in sorted(losses)])
     title = f"{drawable(records[0]['task']['name'])}, {label}"
     return Panel("loss", title, "communication rounds", "train loss", (curve,))
 
 
-def loss_curve(records: Sequence[Record], path: Path) -> None:
-    """The same as a PNG."""
+def write_loss_curve(records: Sequence[Record], path: Path) -> None:
+    """`loss_panel` as a PNG."""
     atomic.write_bytes(path, figures.png_bytes(figures.titled_figure(loss_panel(records))))
 
 
-def training_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """The settings that matter, and what came out."""
-    config, end = records[0]["config"], of_kind(records, "summary")[-1]
+    config, task = records[0]["config"], records[0]["task"]
+    end = of_kind(records, "summary")[-1]
     sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
-    facts = [
-        (
-            "task",
-            f"{records[0]['task']['name']}, {count(records[0]['task']['parameters'])} parameters",
-        ),
-        (
-            "optimizer",
-            config["optimizer"]
-            + ("" if config["compress"] == "dense" else f", {config['compress']}"),
-        ),
+    compress = "" if config["compress"] == "dense" else f", {config['compress']}"
+    found = [
+        ("task", f"{task['name']}, {count(task['parameters'])} parameters"),
+        ("optimizer", config["optimizer"] + compress),
         ("workers, local steps, batch", f"{sizes}, engine: {records[0]['engine']}"),
         ("rounds", f"{count(end['rounds'])} in {duration(end['seconds'])}"),
         ("train loss", f"{number(end['loss'])} (mean of the last {WINDOW} rounds)"),
     ]
-    facts += [
-        (f"test {name}", (percent if name == "accuracy" else number)(x))
-        for name, x in end["heldout"].items()
-    ]
-    many = len(end["workers"]) > 1
-    return [*facts, ("state", agreement(end)), *(_costs(end) if many else []), *_refusals(end)]
+    for name, value in end["heldout"].items():
+        found.append((f"test {name}", percent(value) if name == "accuracy" else number(value)))
+    found.append(("state", agreement(end)))
+    if len(end["workers"]) > 1:
+        found += _costs(end)
+    for what, counts in (("messages left out", end["excluded"]), ("refused", end["refused"])):
+        if counts:
+            found.append((what, ", ".join(f"{count(n)} × {why}" for why, n in counts.items())))
+    return found
 
 
 def agreement(end: Record) -> str:
-    """Whether all who took part held the same state, in words."""
+    """Whether all workers held the same state, in words."""
     if len(end["final_digests"]) > 1:
         return f"DIFFERENT at the end: {', '.join(digest[:12] for digest in end['final_digests'])}"
     if end["rounds_apart"]:
@@ -201,23 +205,14 @@ def agreement(end: Record) -> str:
 
 
 def _costs(end: Record) -> list[tuple[str, str]]:
-    workers = end["workers"].values()
-    starts, healed = sum(w["starts"] - 1 for w in workers), sum(w["healed"] for w in workers)
-    gap = end["longest_gap_seconds"]
+    workers, gap = end["workers"].values(), end["longest_gap_seconds"]
+    restarts = sum(w["starts"] - 1 for w in workers)
+    healed = sum(w["healed"] for w in workers)
     sent = max((w["sent"] / w["rounds"] for w in workers if w["rounds"]), default=0.0)
-    facts = [("longest time without a commit", "–" if gap is None else f"{gap:.2f} s")]
+    found = [("longest time without a commit", MISSING if gap is None else f"{gap:.2f} s")]
     if sent:
         message = end["message_bits"] / 8
-        facts.append(("sent a round and worker", f"{sent:,.0f} bytes; a message is {message:,.0f}"))
-    if starts or healed:
-        facts.append(("started again", f"{starts}; caught up from a peer: {healed}"))
-    return facts
-
-
-def _refusals(end: Record) -> list[tuple[str, str]]:
-    found = (("messages left out", end["excluded"]), ("refused", end["refused"]))
-    return [
-        (what, ", ".join(f"{count(n)} × {why}" for why, n in counts.items()))
-        for what, counts in found
-        if counts
-    ]
+        found.append(("sent a round and worker", f"{sent:,.0f} bytes; a message is {message:,.0f}"))
+    if restarts or healed:
+        found.append(("restarted", f"{restarts}; caught up from a peer: {healed}"))
+    return found

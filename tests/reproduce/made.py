@@ -8,7 +8,7 @@ import pytest
 
 from laconic.recipes.comparisons import CompareConfig
 from laconic.reproduce.experiment import Across, Experiment, Learned, Number, Panel, Use
-from laconic.show import report
+from laconic.show import comparison as compared
 from tests.runs.meta_runs import TINY
 from tests.show.made_up import comparison, method_record
 
@@ -90,7 +90,7 @@ def quickly():
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            report, "write_report", lambda folder, records: (folder / "report.html").touch()
+            compared, "write_report", lambda folder, records: (folder / "report.html").touch()
         )
         yield patch
     jax.config.update("jax_disable_most_optimizations", False)

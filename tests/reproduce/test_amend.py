@@ -11,7 +11,7 @@ from laconic.reproduce import run
 from laconic.reproduce.amend import REPLACED
 from laconic.reproduce.experiment import Use
 from laconic.reproduce.run import carry_out
-from laconic.show.book_records import collect
+from laconic.show.report import collect
 from laconic.store import runlog
 from laconic.store.runlog import read, rewrite
 from tests.reproduce.made import DIGITS, SMALL, Watch, quickly
@@ -96,8 +96,8 @@ def test_each_row_says_what_made_it(folder):
     assert [label for label in found if "provenance" in found[label]] == ["FedAvg"]
     assert found["FedAvg"]["provenance"]["commit"] == now
     (of_panel,) = collect(folder / "panels").runs
-    assert of_panel.origin.commit.split("; ")[0] == THEN["commit"]
-    assert str(now or "–") in of_panel.origin.commit.split("; ")[1]
+    assert of_panel.about["commit"].split("; ")[0] == THEN["commit"]
+    assert str(now or "–") in of_panel.about["commit"].split("; ")[1]
     assert THEN["commit"] in (folder / "table.md").read_text()
 
 

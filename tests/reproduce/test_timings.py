@@ -14,7 +14,7 @@ from laconic.reproduce.experiment import Experiment, TimingPanel
 from laconic.reproduce.page import tables
 from laconic.reproduce.run import carry_out
 from laconic.runs.compare import Interrupted
-from laconic.show.book_records import collect
+from laconic.show.report import collect
 from laconic.store.runlog import read
 from tests.reproduce.made import Killed, Watch
 

@@ -22,7 +22,7 @@ from laconic.runs import compare_run as recipe
 from laconic.runs.compare import CHECKPOINT, RECORDS, Interrupted, run_comparison
 from laconic.runs.compare_run import compare, resume
 from laconic.show import metrics
-from laconic.show.outcome import curves_of
+from laconic.show.comparison import curves_of
 from laconic.store.runlog import RunLog, provenance
 from laconic.tasks.base import plain_task
 from tests.runs.notes import Notes

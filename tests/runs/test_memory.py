@@ -52,7 +52,7 @@ def roomy(monkeypatch, most):
 @pytest.fixture
 def reported(monkeypatch):
     """Reports take seconds to draw, and are not what is asked about here."""
-    monkeypatch.setattr("laconic.show.report.write_report", lambda folder, records: None)
+    monkeypatch.setattr("laconic.show.comparison.write_report", lambda folder, records: None)
 
 
 def test_half_as_many(raises_clearly):

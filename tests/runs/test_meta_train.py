@@ -21,7 +21,7 @@ from laconic.runs.compare import CHECKPOINT, RECORDS, Interrupted
 from laconic.runs.compare_run import compare
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import _prepare, meta_train, resume_meta_train
-from laconic.show.learning_curve import history
+from laconic.show.meta import history
 from laconic.store import checkpoint
 from laconic.store.runlog import read
 from laconic.tasks.catalog import make_task

@@ -21,8 +21,7 @@ from laconic.methods import METHODS, definition_of, parse_method
 from laconic.runs.compare import RECORDS, Interrupted
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import Outcome, Sweep, chunks_of, run_sweep
-from laconic.show.ranking import RULES, Rule, kept_rounds, point_record, ranked
-from laconic.show.sweep_report import MEANING
+from laconic.show.sweep import MEANING, RULES, Rule, kept_rounds, point_record, ranked
 from laconic.store.runlog import RunLog, plain, read
 from laconic.tasks.base import plain_task
 from laconic.tasks.catalog import make_task

@@ -26,7 +26,7 @@ from laconic.runs.compare_run import compare
 from laconic.runs.grids import parse_grid
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep_run import command_of, resume_sweep, sweep
-from laconic.show.sweep_report import setting_of
+from laconic.show.sweep import setting_of
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
 

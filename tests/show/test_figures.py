@@ -2,6 +2,7 @@ import itertools
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from laconic.show import figures, panels
+from laconic.show import comparison as compared
+from laconic.show import curves, figures
 from tests.show.made_up import (
     DENSE,
     LABELS,
@@ -31,7 +33,7 @@ def lines_of(ax: Any, part: str = "-method-") -> list[Any]:
 
 
 def axes_of(records: Any) -> list[Any]:
-    return list(figures.curves_figure(records).axes)
+    return list(compared.curves_figure(records).axes)
 
 
 def test_every_method_has_a_line_in_every_panel_with_the_smoothed_mean():
@@ -113,11 +115,11 @@ def test_test_loss_stands_in_for_a_missing_accuracy_and_nothing_for_both():
 
 def test_traffic_has_a_panel_of_its_own_where_it_differs():
     records = usual()
-    assert not panels.traffic_differs(records)
+    assert not compared.traffic_differs(records)
     records[2]["traffic"]["sent_bits"] = DENSE // 50
     records[5]["traffic"]["sent_bits"] = 0
-    assert panels.traffic_differs(records)
-    (ax,) = figures.loss_against_bits_figure(records).axes
+    assert compared.traffic_differs(records)
+    (ax,) = figures.titled_figure(compared.bits_panel(records)).axes
     assert (ax.get_xscale(), ax.get_xlabel()) == ("log", "megabytes sent per worker")
     first, second, *_, last = lines_of(ax)
     assert len(lines_of(ax)) == 4  # what sends nothing has no place on a log axis
@@ -129,7 +131,7 @@ def test_traffic_has_a_panel_of_its_own_where_it_differs():
 
 
 def test_a_diverged_method_is_drawn_until_it_diverges_and_marked():
-    figure = figures.curves_figure(diverging(at=60))
+    figure = compared.curves_figure(diverging(at=60))
     axes: list[Any] = list(figure.axes)
     train, test = axes
     y = lines_of(train)[3].get_ydata()
@@ -160,7 +162,7 @@ def test_nothing_is_drawn_outside_the_axes_though_nothing_is_clipped():
 
 def test_twelve_methods_differ_in_colour_or_marker_and_all_in_greyscale():
     labels = ("local-sgd", *(f"m{i}" for i in range(11)))
-    figure = figures.curves_figure(usual(seeds=1, rounds=20, labels=labels))
+    figure = compared.curves_figure(usual(seeds=1, rounds=20, labels=labels))
     handles: list[Any] = figure.legends[0].legend_handles[:12]
     assert (
         len(
@@ -174,7 +176,7 @@ def test_twelve_methods_differ_in_colour_or_marker_and_all_in_greyscale():
     assert len({(str(h._unscaled_dash_pattern), h.get_marker()) for h in handles}) == 12
     okabe_ito = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"}
     assert {to_hex(h.get_color()) for h in handles[1:]} == okabe_ito
-    assert to_hex(handles[0].get_color()) == panels.INK
+    assert to_hex(handles[0].get_color()) == curves.INK
 
 
 def test_losses_that_are_not_positive_get_a_linear_axis():
@@ -217,14 +219,14 @@ def test_runs_shorter_than_the_window_show_their_one_mean(rounds):
     assert np.isfinite(y).sum() == 1
     assert y[-1] == pytest.approx(np.mean(records[1]["train"]))
     assert lines_of(ax)[0].get_marker() == "o"
-    figures.png_bytes(figures.curves_figure(records))
+    figures.png_bytes(compared.curves_figure(records))
 
 
 def test_a_method_that_never_was_finite_is_only_in_the_legend():
     methods = [method_record(i, label, 2, 30) for i, label in enumerate(LABELS[:2])]
     methods[1] |= {"train": [[None] * 30] * 2, "diverged": [True, True]}
     for records in (comparison(methods), comparison(methods[1:], reference=None)):
-        figure = figures.curves_figure(records)
+        figure = compared.curves_figure(records)
         assert figures.png_bytes(figure).startswith(b"\x89PNG")
         assert LABELS[1] + " (diverged)" in [
             text.get_text() for text in figure.legends[0].get_texts()
@@ -235,7 +237,7 @@ def test_a_method_that_never_was_finite_is_only_in_the_legend():
 @given(st.floats(-9, 9), st.floats(0.1, 30), st.integers(4, 8))
 def test_round_values_lie_in_range_and_are_few_but_not_too_few(start, decades, most):
     low, high = 10.0**start, 10.0 ** (start + decades)
-    values = panels.round_values(low, high, most)
+    values = curves.round_values(low, high, most)
     assert all(low <= value <= high for value in values)
     assert all(a < b for a, b in itertools.pairwise(values))
     assert 1 <= len(values) <= most
@@ -244,25 +246,93 @@ def test_round_values_lie_in_range_and_are_few_but_not_too_few(start, decades, m
 
 
 def test_round_values_of_familiar_ranges():
-    assert panels.round_values(0.045, 2.3, 6) == [0.05, 0.1, 0.2, 0.5, 1, 2]
-    assert panels.round_values(3.1, 4.25, 6) == [3.2, 3.4, 3.6, 3.8, 4.0, 4.2]
-    assert panels.round_values(3, 9, 6) == [3, 5, 7]
-    assert panels.round_values(0.9, 1.1e6, 6) == [1, 100, 10_000, 1_000_000]
+    assert curves.round_values(0.045, 2.3, 6) == [0.05, 0.1, 0.2, 0.5, 1, 2]
+    assert curves.round_values(3.1, 4.25, 6) == [3.2, 3.4, 3.6, 3.8, 4.0, 4.2]
+    assert curves.round_values(3, 9, 6) == [3, 5, 7]
+    assert curves.round_values(0.9, 1.1e6, 6) == [1, 100, 10_000, 1_000_000]
 
 
 def test_matplotlib_waits_for_the_first_figure_and_keeps_its_settings():
     code = """if True:
         import sys
-        from laconic.show import figures, panels
+        from laconic.show import curves, figures
         assert not [name for name in sys.modules if name.startswith("matplotlib")]
         import matplotlib
         matplotlib.rcParams.update({"text.usetex": True, "font.size": 50.0, "svg.fonttype": "path"})
         settings = lambda: {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != "backend"}
         before = settings()
-        curve = panels.Curve("a", panels.Style("#0072b2", (), ""), *[figures.np.arange(1.0, 5)] * 3, False)
-        panel = panels.Panel("rounds", "Loss", "rounds", "loss", (curve,))
+        curve = curves.Curve("a", curves.Style("#0072b2"), *[figures.np.arange(1.0, 5)] * 3)
+        panel = curves.Panel("rounds", "Loss", "rounds", "loss", (curve,))
         assert b"<text" in figures.svg_bytes(figures.panel_figure(panel))
         assert settings() == before
         assert "matplotlib.pyplot" not in sys.modules
     """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+# --- grids, bars and marks ------------------------------------------------------------------------
+
+RED = curves.Style("#d55e00")
+
+
+def a_panel(title: str, y: Any, **options: Any) -> curves.Panel:
+    line = curves.plain_curve("a", RED, [1, 2, 3, 4], y, options.pop("error", None))
+    return curves.Panel(title, title, "x", "y", (line,), **options)
+
+
+def test_a_grid_has_every_panel_one_legend_and_the_note():
+    shown = [a_panel(f"p{i}", [4, 3, 2, 1]) for i in range(4)]
+    bars = figures.Bars("b", "y", ["one, two"], [figures.Bar(0, "a", 1.0)], {"a": RED})
+    wide = figures.grid_figure([*shown, bars], [(RED, "_a$")], "Title", "a note")
+    assert [ax.get_title(loc="left") for ax in wide.axes if ax.axison] == [*"p0 p1 p2 p3 b".split()]
+    assert [ax.axison for ax in wide.axes] == [True] * 5 + [False]
+    assert wide.get_suptitle() == "Title\na note"
+    assert [text.get_text() for text in wide.legends[0].get_texts()] == ["_a$"]
+    narrow = figures.grid_figure(shown, [(RED, "a")], "Title", columns=1)
+    assert narrow.get_figwidth() == 4.6 < wide.get_figwidth()
+    assert narrow.axes[0].get_gridspec().ncols == 1
+
+
+def test_bars_are_values_and_diamonds_references():
+    bars = [figures.Bar(0, "a", 3.0, 0.5, reference=2.0), figures.Bar(1, "a", None)]
+    figure = figures.grid_figure([figures.Bars("b", "y", ["one, two", "three"], bars, {"a": RED})])
+    (ax,) = figure.axes
+    (bar,) = ax.patches
+    assert (bar.get_height(), bar.get_x() + bar.get_width() / 2) == (3.0, pytest.approx(0))
+    assert [text.get_text() for text in ax.texts] == ["–"]
+    assert [list(x.get_ydata()) for x in ax.lines if x.get_marker() == "D"] == [[2.0]]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["one,\ntwo", "three"]
+
+
+def marks_of(panel: curves.Panel) -> list[tuple[Any, list[float]]]:
+    (ax,) = figures.panel_figure(panel).axes
+    ends = [line for line in ax.get_lines() if str(line.get_gid()).endswith("-end")]
+    return [(line.get_marker(), list(line.get_xdata())) for line in ends]
+
+
+def test_a_curve_that_leaves_the_chart_is_marked_where_it_does():
+    assert marks_of(a_panel("p", [1, 1, 1e6, 1])) == [("^", [2.0])]
+    assert marks_of(a_panel("p", [1, 1, 1, 1])) == []
+
+
+def test_a_level_a_key_and_an_axis_that_does_not_begin_at_0():
+    panel = a_panel("p", [4, 3, 2, 1], from_zero=False, key=((RED, "inside"),))
+    level = replace(panel.curves[0], level=2.0)
+    (ax,) = figures.titled_figure(replace(panel, curves=(level,))).axes
+    assert ax.get_xlim() == (1, 4)
+    assert [x.get_linestyle() for x in ax.get_lines() if list(x.get_ydata()) == [2.0, 2.0]] == [":"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["inside"]
+
+
+def test_a_linear_axis_holds_the_whole_band():
+    panel = a_panel("p", [50, 51, 52, 53], error=[9.0] * 4, log_y=False)
+    (ax,) = figures.panel_figure(panel).axes
+    bottom, top = ax.get_ylim()
+    assert bottom < 41 < 62 < top
+
+
+def test_styles_of_many_labels_differ():
+    looks = curves.label_styles(["Local SGD", *(f"m{i}" for i in range(13))], {"Local SGD"})
+    assert len(set(looks.values())) == 14
+    assert looks["Local SGD"] == curves.Style(curves.INK)
+    assert all(look.dashes == () for look in list(looks.values())[:7])

@@ -1,285 +1,515 @@
-import itertools
+"""The report of everything: from the repository's own records, and from folders that are broken on
+purpose."""
+
+import json
 import re
-import struct
 from html.parser import HTMLParser
-from io import BytesIO
-from xml.etree import ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
-from laconic.show import panels, report, report_page, summary
-from tests.show.made_up import (
-    DENSE,
-    LABELS,
-    LINK,
-    STEP,
-    comparison,
-    diverging,
-    oracle_smooth,
-    usual,
+from laconic.cli import dispatch
+from laconic.errors import LaconicError
+from laconic.show.figures import png_bytes
+from laconic.show.meta import panels as meta_panels
+from laconic.show.page import Notes, Picture, Text
+from laconic.show.report import (
+    MADE_BY,
+    SMOKE_NOTE,
+    collect,
+    html_page,
+    markdown_page,
+    report_folder,
 )
+from laconic.show.sweep import line_panel, sweep_figure
+from laconic.show.table import Table, duration
+from laconic.store.archive import record_files
+from laconic.store.runlog import read
+from tests.show.made_up import usual
 
-# --- files ----------------------------------------------------------------------------------------
-
-
-def test_files_are_whole_alone_and_the_same_again(tmp_path):
-    records = usual(link=LINK)
-    paths = report.write_report(tmp_path, records)
-    assert [path.name for path in paths] == ["curves.png", "curves.svg", "report.html"]
-    assert sorted(tmp_path.iterdir()) == sorted(paths)
-    png = paths[0].read_bytes()
-    width, height = struct.unpack(">II", png[16:24])
-    assert png.startswith(b"\x89PNG")
-    assert width > 1800 < 6 * height
-    pixels = (imread(BytesIO(png))[..., :3] * 255).round().astype(int) @ [65536, 256, 1]
-    assert np.sum(pixels == 0xFFFFFF) > 0.5 * pixels.size
-    for colour in ("#0072b2", "#d55e00", "#009e73", "#cc79a7", panels.INK):
-        assert np.sum(pixels == int(colour[1:], 16)) > 200, colour
-    assert ElementTree.parse(paths[1]).getroot().tag == "{http://www.w3.org/2000/svg}svg"
-    before = [path.read_bytes() for path in paths]
-    report.write_report(tmp_path, records)
-    assert [path.read_bytes() for path in paths] == before
-
-
-@pytest.mark.parametrize("kind", ["run", "method", "summary"])
-def test_unfinished_records_are_refused_and_nothing_is_written(kind, tmp_path, raises_clearly):
-    with raises_clearly(repr(kind), "finish"):
-        report.write_report(tmp_path, [r for r in usual(rounds=20) if r["kind"] != kind])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "label", ["_hidden", "$x^$", "日本語 🚀", "a\x00\x1bb\ud800", "x" * 300, "", "<script>"]
-)
-def test_any_label_can_be_drawn_and_written(label, tmp_path):
-    records = usual(seeds=2, rounds=25, labels=("local-sgd", label))
-    png, svg, page = report.write_report(tmp_path, records)
-    assert png.stat().st_size > 10_000
-    text = " ".join("".join(ElementTree.parse(svg).getroot().itertext()).split())
-    shown = " ".join(panels.drawable(label).split())
-    assert (shown if len(label) < 50 else "x" * 43 + "…") in text
-    assert "local-sgd" in page.read_text(encoding="utf-8")
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}
+RESULTS = Path(__file__).parents[2] / "results"
+VOID = {"meta", "img", "source", "wbr", "br", "hr", "link", "input"}
+COMMAND = "laconic reproduce table-speedup --scale smoke"
+ORIGIN = usual(2, 12)[0]["provenance"]
 
 
 class Page(HTMLParser):
-    """Tags with attributes, the text of each kind of element, and whether every element is closed
-    in order."""
+    """What a page holds, and that its tags are balanced and its attributes harmless."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.open, self.texts, self.tables = [], [], [], []
+        self.open, self.ids, self.links, self.articles, self.styles = [], [], [], {}, []
+        self.tags, self.text = {}, []
         self.feed(text)
         self.close()
-        assert self.open == []
+        assert not self.open
 
     def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
+        found = dict(attrs)
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [
+            found[name] for name in ("src", "srcset", "href", "xlink:href") if name in found
+        ]
+        if "style" in found and tag != "svg":
+            self.styles.append((found["style"], "scroll" in " ".join(c for _, c in self.open)))
         if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("th", "td"):
-            self.tables[-1][-1].append("")
+            self.open.append((tag, found.get("class") or ""))
 
     def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
+        if tag in ("path", "g", "svg", "circle", "text", "rect"):  # in SVG a tag may close itself
+            self.handle_starttag(tag, attrs)
+            self.open.pop()
+        else:
+            assert tag in VOID, tag
+            self.handle_starttag(tag, attrs)
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop()[0] == tag
 
     def handle_data(self, data):
-        self.texts.append((self.open[-1] if self.open else "", data))
-        if {"th", "td"} & set(self.open):
-            self.tables[-1][-1][-1] += data
+        if not any(tag == "style" for tag, _ in self.open):
+            self.text.append(data)
 
-    def text(self, *skip):
-        return "".join(data for tag, data in self.texts if tag not in ("style", *skip))
+    @property
+    def words(self):
+        return " ".join("".join(self.text).split())
 
 
-def assert_self_contained(text):
-    page = Page(text)
-    used = {tag for tag, _ in page.tags}
-    assert not used & {
-        "script",
-        "link",
-        "img",
-        "iframe",
-        "object",
-        "embed",
-        "base",
-        "form",
-        "image",
-        "use",
-        "foreignobject",
+def written(folder, records):
+    folder.mkdir(parents=True)
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def experiment(folder, scale="full"):
+    run = {
+        "kind": "run",
+        "name": "table-speedup",
+        "scale": scale,
+        "command": COMMAND,
+        "provenance": ORIGIN,
     }
-    for tag, attributes in page.tags:
-        assert not {"src", "href", "xlink:href", "action", "srcset", "id"} & set(attributes), tag
-        assert not [name for name in attributes if name.startswith("on")], tag
-    for forbidden in ("url(", "@import", "http://", "https://", "javascript:"):
-        assert forbidden not in text
-    return page
-
-
-def cases():
-    one = usual(seeds=1)
-    compressed = usual(link=LINK)
-    compressed[2]["traffic"]["sent_bits"] = DENSE // 50
-    return {
-        "link": usual(link=LINK),
-        "compressed": compressed,
-        "diverged": diverging(),
-        "one seed": one,
-        "no test": usual(heldout=()),
-        "no reference": comparison(usual()[1:-1], reference=None),
-        "target": comparison(usual()[1:-1], target=0.5),
-        "no step time": usual(link=LINK, step_seconds=None),
-        "one method": usual(labels=LABELS[:1]),
+    end = {
+        "kind": "experiment",
+        "name": "table-speedup",
+        "title": "Speedup <over> local SGD",
+        "rows": [],
     }
+    return written(folder, [run, end])
 
 
-@pytest.mark.parametrize("name", cases())
-def test_the_page_stands_alone_and_holds_every_method_and_number(name):
-    records = cases()[name]
-    page = assert_self_contained(report.page(records))
-    headers, rows = report.table_rows(records[-1], records[0]["config"]["link"] is not None)
-    assert page.tables[0] == [headers, *rows]
-    assert summary.verdict(records) in page.text().replace("\xa0", " ")
-    for note in summary.notes(records):
-        assert note in page.text()
-    assert not re.search(r"\b(null|nan|NaN|None|inf)\b", page.text())
-    drawings = [
-        attributes
-        for tag, attributes in page.tags
-        if tag == "svg" and attributes.get("role") == "img"
+@pytest.fixture(scope="module")
+def whole():
+    """The page of the repository's own records, made once."""
+    text, report = html_page(collect(RESULTS))
+    return text, report.skipped
+
+
+# --- the repository's own records -----------------------------------------------------------------
+
+
+def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
+    text, skipped = whole
+    articles = {}
+    for article in text.split("<article ")[1:]:
+        name, _, _ = article.partition("<h3>")[2].partition("</h3>")
+        articles[name.replace("<wbr>", "")] = article
+    nested = ("meta", "reproduce", "missing-workers", "federated-variants", "sweeps")
+    files = [
+        path
+        for path in record_files(RESULTS)
+        if len(path.relative_to(RESULTS).parts)
+        == 2 + (path.relative_to(RESULTS).parts[0] in nested)
     ]
-    expected = len(panels.panels(records)) + (name == "compressed")
-    assert len(drawings) == expected
-    for attributes in drawings:
-        assert all(method["label"] in attributes["aria-label"] for method in records[1:-1])
-    assert any(tag == "html" and attributes["lang"] == "en" for tag, attributes in page.tags)
-    assert all(
-        attributes.get("scope") in ("col", "row") for tag, attributes in page.tags if tag == "th"
-    )
-
-
-def test_the_page_says_where_the_numbers_come_from():
-    text = Page(report.page(usual(link=LINK))).text()
-    origins = [
-        "109,386 parameters",
-        "bundled digits",
-        "2 × Abacus 3000 (gpu), 16 CPU cores",
-        "laconic 0.1.0",
-        "optax –",
+    assert len(files) >= 21
+    unfinished = [
+        path
+        for path in files
+        if not {"summary", "ranking", "experiment"} & {r["kind"] for r in read(path)}
     ]
-    origins += [
-        "3f2c9a7d5e5b0c0d, with uncommitted changes",
-        "2031-02-03T04:05:06+00:00",
-        "6.2 min",
+    assert sorted(reason.partition(":")[0] for reason in skipped) == sorted(
+        path.relative_to(RESULTS).as_posix() for path in unfinished
+    )
+    for path in set(files) - set(unfinished):
+        header, article = read(path)[0], articles.pop(path.parent.relative_to(RESULTS).as_posix())
+        found = Page("<article " + article.partition("</article>")[0] + "</article>").words
+        assert " ".join(header["command"].split()) in found
+        for part in (
+            header["provenance"]["commit"] or "commit–",
+            header["provenance"]["device"]["kind"],
+        ):
+            assert part in found
+        assert header["provenance"]["started"] in found
+    for path in [*RESULTS.glob("benchmarks/*.json"), *RESULTS.glob("benchmarks/*.jsonl")]:
+        record, article = (
+            json.loads(
+                path.read_text().splitlines()[0] if path.suffix == ".jsonl" else path.read_text()
+            ),
+            "",
+        )
+        article = articles.pop(f"benchmarks/{path.stem}")
+        origin = record.get("provenance", record)
+        assert origin["commit"] in article
+        assert origin["device"]["kind"] in article
+        script = f"benchmarks/{record['benchmark'].replace('-', '_')}.py"
+        command = (
+            script
+            if (RESULTS.parent / script).is_file()
+            else f"laconic bench {record['benchmark']}"
+        )
+        found = Page("<article " + article.partition("</article>")[0] + "</article>").words
+        assert record.get("command", command) in found
+    assert not articles
+
+
+def test_the_page_is_sound_html_that_needs_nothing_else(whole):
+    found = Page(whole[0])
+    assert len(found.ids) == len(set(found.ids))
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in found.links)
+    assert {link[1:] for link in found.links if link.startswith("#")} == set(found.ids)
+    assert not {"script", "link", "iframe", "object", "use", "image"} & set(found.tags)
+    assert not re.search(r"url\(|@import", whole[0])
+    assert "default-src 'none'" in whole[0]
+    assert found.tags["svg"] > 40
+    assert found.tags["img"] >= 1
+
+
+def test_every_plot_has_axes_a_legend_and_bands_where_seeds_are_on_record(whole):
+    plots = re.findall(r"<figure>.*?</figure>", whole[0], re.DOTALL)
+    assert len(plots) > 40
+    with_bands = 0
+    for plot in plots:
+        y, x = re.search(r'aria-label="[^"]*?: ([^"]*?) against ([^".]*)', plot).groups()
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", plot)
+        assert x in texts
+        assert y in texts
+        assert len(texts) >= 6  # ticks beside the two labels
+        assert re.search(r'<ul class="key"><li><svg class="swatch".*?</svg><span>\S', plot)
+        with_bands += "opacity: 0.16" in plot
+    comparisons = whole[0].partition("<h2>Comparisons</h2>")[2].partition("</section>")[0]
+    _, *parts = re.split(r"rounds, (\d+) seeds?</p>", comparisons)
+    figures = [
+        (int(n), part.count("<figure>")) for n, part in zip(parts[::2], parts[1::2], strict=True)
     ]
-    for part in [*origins, *LABELS, "laconic compare --rounds 300 --seeds 10", "jackknife"]:
-        assert part in text
-    records = usual()
-    records[0]["provenance"] |= {"commit": None, "dirty": None}
-    assert "with uncommitted changes" not in report.page(records)
-
-
-def test_times_on_the_link_match_rounds_times_the_seconds_of_a_round():
-    records = usual(link=LINK)
-    records[2] |= {"step_seconds": None}
-    head, *body = Page(report.page(records)).tables[1]
-    target = records[-1]["target_loss"]
-    losses = [target if "target" in name else float(name.removeprefix("to ")) for name in head[2:]]
-    assert losses == sorted(losses, reverse=True)
-    assert target in losses
-    assert len(losses) in (4, 5, 6)
-    per_round = 4 * STEP + 2 * 0.02 + 2 * DENSE / 1e8
-    assert body[1][1:] == ["–"] * (1 + len(losses))
-    for method, row in zip(records[1:-1], body, strict=True):
-        if method["step_seconds"] is not None:
-            smooth = oracle_smooth(np.mean(method["train"], axis=0))
-            rounds = [
-                next((t + 1 for t in range(9, 120) if smooth[t] <= loss * (1 + 1e-12)), None)
-                for loss in losses
-            ]
-            expected = [None if n is None else n * per_round for n in rounds]
-            assert row[1:] == [summary.duration(per_round), *map(summary.duration, expected)]
-    assert "worth on a" not in report.page(usual())
-    assert "worth on a" not in report.page(usual(link=LINK, step_seconds=None))
-
-
-NASTY = "<script>alert('x')</script>\"&\"><img src=x onerror=alert(1)>"
-
-
-def test_everything_from_outside_is_escaped():
-    records = usual(labels=("local-sgd", NASTY), rounds=30, link=LINK)
-    run = records[0]
-    run["command"] = run["task"]["source"] = run["task"]["name"] = run["config"]["compress"] = NASTY
-    run["provenance"] |= {"commit": NASTY, "started": NASTY, "versions": {NASTY: NASTY}}
-    run["provenance"]["device"] |= {"kind": NASTY, "platform": NASTY}
-    records[2]["traffic"]["topology"] = NASTY
-    page = assert_self_contained(report.page(records))
-    pre, title = (
-        next(data for tag, data in page.texts if tag == kind) for kind in ("pre", "title")
-    )
-    assert pre == NASTY
-    assert title == f"{NASTY} – laconic compare"
-    assert page.text().count(NASTY) >= 12
-    assert page.tables[0][2][0] == NASTY
-
-
-def test_the_command_can_be_copied_letter_for_letter():
-    records = usual(rounds=20)
-    records[0]["command"] = (
-        "laconic compare --task 'a  b' --optimizers slowmo:gamma=0.1 --on-nan continue  --x=--y"
-    )
-    text = report.page(records)
-    page = Page("<pre>" + text.partition("<pre>")[2].partition("</pre>")[0] + "</pre>")
-    assert page.text() == records[0]["command"]
-
-
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_text_has_contrast_in_light_and_dark():
-    light, dark = (
-        dict(re.findall(r"--(\w+): (#\w{6})", part))
-        for part in report_page.CSS.split("@media", 2)[:2]
-    )
-    assert light.keys() == dark.keys()
-    for theme in (light, dark):
-        for text, behind in itertools.product(("ink", "muted"), ("page", "card", "best")):
-            low, high = sorted((luminance(theme[text]), luminance(theme[behind])))
-            assert (high + 0.05) / (low + 0.05) >= 4.5, (text, behind)
-        for drawn in ("blue", "mark"):
-            low, high = sorted((luminance(theme[drawn]), luminance(theme["card"])))
-            assert (high + 0.05) / (low + 0.05) >= 3
-
-
-def test_the_page_fits_a_phone_and_follows_the_theme():
-    text = report.page(usual(rounds=20))
-    page = Page(text)
-    views = [
-        attributes["content"]
-        for tag, attributes in page.tags
-        if attributes.get("name") == "viewport"
-    ]
-    assert views == ["width=device-width, initial-scale=1"]
-    assert text.count("prefers-color-scheme: dark") == 1
-    assert [tag for tag, _ in page.tags].count("table") == text.count(
-        'class="scroll" role="region"'
-    )
+    assert all(count > 0 for _, count in figures), figures
     assert (
-        panels.INK not in text.partition("</style>")[2]
-    )  # ink in figures is the page's own, so it shows in the dark
+        sum(n == 1 for n, _ in figures) == 1
+    )  # how step lengths do on a small ViT; all else has several seeds
+    several = sum(count for n, count in figures if n > 1)
+    assert with_bands >= several + whole[0].count("Meta-loss of the runs under way</h3>")
+
+
+def test_nothing_is_wider_than_a_phone_unless_it_scrolls(whole):
+    found = Page(whole[0])
+    assert found.styles
+    seen = set()
+    for style, scrolls in found.styles:
+        widths = [float(w) for w in re.findall(r"(?:--least|(?<!max-)width):\s*([\d.]+)px", style)]
+        seen |= {scrolls for width in widths if width > 400}
+    assert seen == {True}
+    sheet = whole[0].partition("<style>")[2].partition("</style>")[0]
+    assert all(float(width) <= 400 for width in re.findall(r"(?<!max-)width:\s*([\d.]+)px", sheet))
+    assert not re.search(r'<(table|svg|img|div|td|th)[^>]* width="', whole[0])
+
+
+def test_the_numbers_are_the_records(whole):
+    found = Page(whole[0]).words
+    summary = read(RESULTS / "fmnist-learned" / "records.jsonl")[-1]
+    for row in summary["rows"]:
+        if row["rounds_to_target"] is not None:
+            cells = f"{row['label']}{row['rounds_to_target']}{row['speedup']:.3g}"
+            assert cells[:-1] in found.replace(" ", "")
+    end = read(RESULTS / "meta" / "lopt-a-fmnist" / "records.jsonl")[-1]
+    assert f"{end['best_score']:.3g} at step {end['best_step']:,}" in found
+    best = read(RESULTS / "sweeps" / "fmnist-slowmo" / "records.jsonl")[-1]["best"]
+    assert f"The best: {best}" in found
+    speed = json.loads((RESULTS / "benchmarks" / "round-h200.json").read_text())
+    assert f"{speed['simulator_steps_per_second']:,.6g}" in found
+
+
+def test_what_is_drawn_of_meta_training_is_what_was_recorded():
+    records = read(RESULTS / "meta" / "lopt-a-fmnist" / "records.jsonl")
+    panels = {panel.name: panel for panel in meta_panels(records)}
+    assert set(panels) == {"meta-loss", "score", "heldout"}
+    raw = np.concatenate([np.asarray(r["loss"])[:, 0] for r in records if r["kind"] == "progress"])
+    (loss,) = panels["meta-loss"].curves
+    assert len(loss.x) == records[0]["config"]["steps"] == len(raw)
+    for t in (1, 49, 50, 777, len(raw)):
+        assert loss.y[t - 1] == pytest.approx(raw[max(0, t - 50) : t].mean(), rel=1e-9)
+        assert loss.error[t - 1] == pytest.approx(raw[max(0, t - 50) : t].std(), abs=1e-6)
+    judged = [r for r in records if r["kind"] == "judged"]
+    expected = [r["score"] for r in judged if r["which"] == "theta"]
+    np.testing.assert_array_equal(panels["score"].curves[0].y, expected)
+    best = min(judged, key=lambda r: r["score"])
+    np.testing.assert_array_equal(panels["heldout"].curves[-1].y, best["losses"][0])
+
+
+def test_the_markdown_page_names_the_same_runs(tmp_path):
+    report = collect(RESULTS)
+    text = markdown_page(report, tmp_path)
+    assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [run.name for run in report.runs]
+    for run in report.runs:
+        assert run.command in text
+        assert run.about["commit"] in text
+
+
+# --- experiments, smoke runs and runs inside runs -------------------------------------------------
+
+
+def paper(records, folder):
+    """What a package that knows experiments hands in: blocks from an experiment's records."""
+    rows = [["A | 1", "`LOpt-A`", "9.9×"], ["B", "a|b <i>", "1"]]
+    table = Table("T", ["panel", "method", "ours"], rows, best=frozenset({(0, 2)}), grouped=True)
+    draw = lambda: png_bytes(sweep_figure(read(RESULTS / "sweeps/fmnist-sgd/records.jsonl")))
+    figure = Picture(draw, f"{folder.name}: its figure", draw)
+    return [Text(records[-1]["title"], "lead"), table, Notes(["a note"]), figure]
+
+
+def test_an_experiment_shows_its_table_and_figure_and_hides_its_parts(tmp_path):
+    folder = experiment(tmp_path / "reproduce" / "table-speedup-smoke")
+    (folder / "figure.png").touch()
+    written(folder / "panels" / "one", usual(2, 12))
+    report = collect(tmp_path)
+    assert [(run.name, run.kind, run.smoke) for run in report.runs] == [
+        ("reproduce/table-speedup-smoke", "experiment", True)
+    ]
+    text, report = html_page(report, renderers={"experiment": paper})
+    found = Page(text)
+    assert not report.skipped
+    title = "Speedup <over> local SGD"
+    for words in (COMMAND, ORIGIN["commit"], "Abacus 3000", title, "a|b <i>", "a note", SMOKE_NOTE):
+        assert words in found.words
+    assert '<td class="best">9.9×</td>' in text
+    assert (found.tags["picture"], found.tags["source"], found.tags["img"]) == (1, 1, 1)
+    assert found.words.count(title) == 1
+    chapter = markdown_page(report, tmp_path, {"experiment": paper})
+    assert "| A \\| 1 | `LOpt-A` | **9.9×** |" in chapter
+    assert chapter.count("![") == 1
+    assert "(<reproduce/table-speedup-smoke/figure.png>)" in chapter
+
+
+def test_without_a_renderer_an_experiment_shows_its_title(tmp_path):
+    experiment(tmp_path / "table")
+    text, report = html_page(collect(tmp_path))
+    assert Page(text).words.count("Speedup <over> local SGD") == 1
+    assert "Speedup &lt;over> local SGD" in markdown_page(report, tmp_path)
+
+
+def test_a_picture_that_is_none_is_named_and_skipped(tmp_path):
+    experiment(tmp_path / "table")
+    bad = {"experiment": lambda records, folder: [Picture(b"GIF89a", "x")]}
+    with pytest.raises(LaconicError, match="no PNG"):
+        html_page(collect(tmp_path), renderers=bad)
+
+
+def test_an_experiment_took_as_long_as_the_runs_inside_it(tmp_path):
+    folder = experiment(tmp_path / "reproduce" / "table")
+    assert collect(tmp_path).runs[0].about["took"] == "–"
+    one = written(folder / "panels" / "one", usual(2, 12))
+    meta = {"kind": "summary", "seconds": 7200.0}
+    written(folder / "optimizers" / "lopt", [{"kind": "run"}, {"kind": "progress"}, meta])
+    seconds = 7200 + sum(
+        record["seconds"] for record in read(one / "records.jsonl") if record["kind"] == "method"
+    )
+    assert collect(tmp_path).runs[0].about["took"] == duration(seconds)
+
+
+@pytest.mark.parametrize(
+    "begun", [[], [{"kind": "run"}], [{"kind": "run"}, {"kind": "point", "seconds": 9.0}]]
+)
+def test_a_run_under_way_inside_an_experiment_does_not_hide_what_is_done(begun, tmp_path):
+    folder = experiment(tmp_path / "table")
+    written(folder / "sweeps" / "two", begun)
+    report = collect(tmp_path)
+    assert [(run.name, run.about["took"]) for run in report.runs] == [("table", "–")]
+    written(
+        folder / "optimizers" / "lopt",
+        [{"kind": "progress"}, {"kind": "summary", "seconds": 7200.0}],
+    )
+    assert collect(tmp_path).runs[0].about["took"] == duration(7200)
+    assert report.skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "times"), [("a", "full", 0), ("a-smoke", "full", 1), ("a", "smoke", 1)]
+)
+def test_only_smoke_runs_are_marked(name, scale, times, tmp_path):
+    experiment(tmp_path / "reproduce" / name, scale)
+    assert html_page(collect(tmp_path))[0].count(SMOKE_NOTE) == times
+
+
+# --- what is broken -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def good(tmp_path):
+    written(tmp_path / "results" / "good", usual(2, 12))
+    return tmp_path / "results"
+
+
+def bad_json(folder):
+    folder.mkdir()
+    text = "".join(json.dumps(record) + "\n" for record in usual(2, 12))
+    (folder / "records.jsonl").write_text(text.replace('"kind": "method"', '"kind": "meth', 1))
+
+
+def no_run(folder):
+    written(folder, usual(2, 12)[1:])
+
+
+def unfinished(folder):
+    written(folder, usual(2, 12)[:-1])
+
+
+def no_provenance(folder):
+    run, *rest = usual(2, 12)
+    written(folder, [{**run, "provenance": None}, *rest])
+
+
+def wrong_curves(folder):
+    run, first, *rest = usual(2, 12)
+    written(folder, [run, {**first, "train": "none"}, *rest])
+
+
+def empty(folder):
+    written(folder, [])
+
+
+def nested_too_deeply(folder):
+    folder.mkdir()
+    (folder / "records.jsonl").write_text('{"kind": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+
+
+def not_text(folder):
+    folder.mkdir()
+    (folder / "records.jsonl").write_bytes(bytes(range(256)) * 4 + b"\n")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [bad_json, no_run, unfinished, no_provenance, wrong_curves, empty, not_text, nested_too_deeply],
+)
+def test_what_is_damaged_is_named_in_one_line_and_skipped(spoil, good, capsys):
+    spoil(good / "broken")
+    out = good.parent / "report.html"
+    assert dispatch(["report", "--results", str(good), "--out", str(out), "--markdown"]) == 0
+    text, (said, shown) = out.read_text(), capsys.readouterr()[::-1]
+    bar, line = said.splitlines()
+    assert bar.startswith("runs ")
+    assert line.startswith("skipped: broken/records.jsonl: ")
+    assert line.removeprefix("skipped: ") in Page(text).words
+    assert line.removeprefix("skipped: ") in " ".join(out.with_suffix(".md").read_text().split())
+    assert re.findall(r'<article id="([^"]*)"', text) == ["run-good"]
+    assert str(out) in shown
+
+
+def test_a_broken_benchmark_is_named_too(good):
+    (good / "benchmarks").mkdir()
+    (good / "benchmarks" / "round.json").write_text("{")
+    (good / "benchmarks" / "list.json").write_text("[]")
+    (good / "benchmarks" / "deep.json").write_text("[" * 100_000)
+    (good / "benchmarks" / "notes.txt").write_text("not a record")
+    _, report = html_page(collect(good))
+    assert [line.partition(":")[0] for line in report.skipped] == [
+        "benchmarks/deep.json",
+        "benchmarks/list.json",
+        "benchmarks/round.json",
+    ]
+
+
+def test_a_sweep_is_drawn_from_its_records(tmp_path):
+    run, *rest = read(RESULTS / "sweeps" / "fmnist-slowmo" / "records.jsonl")
+    points = [r for r in rest if r["kind"] == "point" and r["index"] < 11]
+    order = [i for i in rest[-1]["order"] if i < 11]
+    written(tmp_path / "sweep", [{**run, "grid_points": 11}, *points, {**rest[-1], "order": order}])
+    assert Page(html_page(collect(tmp_path))[0]).tags["img"] == 1
+
+
+def test_a_sweep_of_one_number_is_a_curve_of_its_points():
+    records = read(RESULTS / "sweeps" / "fmnist-adam" / "records.jsonl")
+    panel = line_panel(records)
+    assert panel is not None
+    points = sorted((r["numbers"]["alpha"], r["minimum"]) for r in records if r["kind"] == "point")
+    (curve,) = panel.curves
+    assert list(zip(curve.x, curve.y, strict=True)) == points
+    assert curve.label == "adam, one seed"
+    assert (panel.x_label, panel.y_label) == ("alpha", "lowest train loss (10-round mean)")
+    spoilt = [{**r, "diverged": [True]} if r.get("index") in (0, 3) else r for r in records]
+    spoilt_panel = line_panel(spoilt)
+    assert spoilt_panel is not None
+    assert "2 diverged or never there" in spoilt_panel.curves[0].label
+    assert np.isnan(spoilt_panel.curves[0].y).sum() == 2
+    assert line_panel(read(RESULTS / "sweeps" / "fmnist-slowmo" / "records.jsonl")) is None
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_to_report_is_one_clear_error(there, tmp_path, raises_clearly):
+    if there:
+        (tmp_path / "none").mkdir()
+    with raises_clearly(str(tmp_path / "none"), "records" if there else "no folder"):
+        report_folder(tmp_path / "none", tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_nothing_but_damage_is_an_error_that_names_it(tmp_path, raises_clearly):
+    bad_json(tmp_path / "broken")
+    with raises_clearly("broken/records.jsonl", "line 2"):
+        report_folder(tmp_path, tmp_path / "report.html")
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+def test_an_older_report_is_replaced_and_any_other_file_is_not(good, raises_clearly):
+    out = good.parent / "report.html"
+    paths, _ = report_folder(good, out, markdown=True)
+    assert paths == [out, out.with_suffix(".md")]
+    first = out.read_bytes()
+    report_folder(good, out, markdown=True)
+    assert out.read_bytes() == first
+    out.write_text("mine")
+    with raises_clearly(str(out)):
+        report_folder(good, out)
+    assert out.read_text() == "mine"
+    out.unlink()
+    out.with_suffix(".md").write_text(f"mine{' ' * 3000}{MADE_BY}")
+    with raises_clearly("report.md"):
+        report_folder(good, out, markdown=True)
+    assert not out.exists()
+    with raises_clearly(".html"):
+        report_folder(good, good.parent / "page.md")
+
+
+def test_drawing_is_told_run_by_run_and_shown_as_a_bar(good, capsys):
+    told = []
+    report_folder(
+        good, good.parent / "page.html", progress=lambda name, total: told.append((name, total))
+    )
+    runs = [run.name for run in collect(good).runs]
+    assert told == [(name, len(runs)) for name in runs]
+    assert (
+        dispatch(["report", "--results", str(good), "--out", str(good.parent / "page.html")]) == 0
+    )
+    said = capsys.readouterr()
+    assert f"{len(runs)}/{len(runs)}" in said.err
+    assert said.out == f"report: {(good.parent / 'page.html').resolve()}\n"
+
+
+def test_hostile_names_stay_text(tmp_path):
+    run, *rest = usual(2, 12, labels=("local-sgd", "<script>alert(1)</script>"))
+    run = {**run, "command": "laconic compare '</pre><script>x</script>' ```"}
+    written(tmp_path / "<b>&", [run, *rest])
+    found = Page(html_page(collect(tmp_path))[0])
+    assert "script" not in found.tags
+    assert "<script>alert(1)</script>" in found.words
+    assert markdown_page(collect(tmp_path), tmp_path).count("```") == 2
+
+
+def test_the_readme_of_the_records_is_shown_as_it_is(good):
+    (good / "README.md").write_text("# Title <x>\n\nsome `code`\n\n- one\n- two\n")
+    text = html_page(collect(good))[0]
+    assert "Title <x>" in Page(text).words
+    assert '<p class="plain">- one\n- two\n</p>' in text

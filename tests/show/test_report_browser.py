@@ -14,7 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from laconic.show.book import write_book
+from laconic.show.figures import png_bytes
+from laconic.show.page import Notes, Picture, Text
+from laconic.show.report import report_folder
+from laconic.show.sweep import sweep_figure
+from laconic.show.table import Table
+from laconic.store.runlog import read
 from tests.show.made_up import usual
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -103,34 +108,27 @@ def measured(folder):
 
 
 def experiment(folder):
-    """An experiment with what is hard to fit: long words, a wide table, a wide figure and its
-    narrow twin."""
+    """Records of an experiment whose command is hard to fit."""
     folder.mkdir(parents=True)
-    origin = usual(2, 12)[0]["provenance"]
-    run = {
-        "kind": "run",
-        "name": "made-up",
-        "scale": "smoke",
-        "command": f"laconic {'x' * 300}",
-        "provenance": origin,
-    }
-    end = {
-        "kind": "experiment",
-        "name": "made-up",
-        "title": "A title that is " + "long " * 30,
-        "rows": [],
-    }
-    (folder / "records.jsonl").write_text(
-        "".join(json.dumps(record) + "\n" for record in (run, end))
+    run = {"kind": "run", "name": "made-up", "scale": "smoke", "command": f"laconic {'x' * 300}"}
+    run |= {"provenance": usual(2, 12)[0]["provenance"]}
+    end = {"kind": "experiment", "name": "made-up", "title": "A title that is " + "long " * 30}
+    lines = (json.dumps(record) + "\n" for record in (run, end))
+    (folder / "records.jsonl").write_text("".join(lines))
+
+
+def shown(records, folder):
+    """What is hard to fit: long words, a wide table, a wide figure and its narrow twin."""
+    row = ["a method", *(["0.123 ± 0.004"] * 12)]
+    headers = ["panel", "method", *(f"a column {i}" for i in range(12))]
+    table = Table("T", headers, [[f"Panel {g}", *row] for g in (1, 2)], grouped=True)
+    note = f"Data: sha256:{'0123456789abcdef' * 8}."
+    wide, narrow = (
+        png_bytes(sweep_figure(read(RESULTS / "sweeps" / name / "records.jsonl")))
+        for name in ("fmnist-slowmo", "fmnist-adam")
     )
-    head = " | ".join(["panel", "method", *(f"a column {i}" for i in range(12))])
-    rows = [" | ".join([f"Panel {g}", "a method", *(["0.123 ± 0.004"] * 12)]) for g in (1, 2)]
-    table = "\n".join(f"| {line} |" for line in (head, " | ".join(["---"] * 14), *rows))
-    (folder / "table.md").write_text(
-        f"# Made up\n\n{table}\n\n- Data: sha256:{'0123456789abcdef' * 8}.\n"
-    )
-    shutil.copy(RESULTS / "sweeps" / "fmnist-slowmo" / "ranking.png", folder / "figure.png")
-    shutil.copy(RESULTS / "sweeps" / "fmnist-adam" / "ranking.png", folder / "figure-narrow.png")
+    figure = Picture(wide, "a figure", narrow)
+    return [Text(records[-1]["title"], "lead"), table, Notes([note]), figure]
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +144,9 @@ def pages(tmp_path_factory):
     shutil.copytree(RESULTS / "benchmarks", folder / "results" / "benchmarks")
     shutil.copy(RESULTS / "README.md", folder / "results")
     experiment(folder / "results" / "reproduce" / "made-up")
-    _, skipped = write_book(folder / "results", folder / "report.html")
+    _, skipped = report_folder(
+        folder / "results", folder / "report.html", renderers={"experiment": shown}
+    )
     assert not skipped
     return measured(folder)
 

@@ -6,16 +6,14 @@ import json
 import numpy as np
 import pytest
 
-from laconic.show.book import markdown_page
-from laconic.show.book_page import page
-from laconic.show.book_records import collect
+from laconic.show.report import collect, html_page, markdown_page
 from laconic.show.training import (
     Life,
     agreement,
-    loss_curve,
+    facts,
     loss_panel,
     of_lives,
-    training_facts,
+    write_loss_curve,
 )
 from tests.show.trainings import SECONDS, a_life, a_row, an_end, records
 
@@ -106,13 +104,13 @@ def test_a_run_in_which_nothing_was_done():
 
 
 def test_facts_in_words():
-    facts = dict(training_facts(records()))
-    assert facts["optimizer"] == "slowmo:beta=0.5, int8"
-    assert facts["workers, local steps, batch"] == "K = 2, H = 4, B = 8, engine: torchft"
-    assert facts["test accuracy"] == "90.0 %"
-    assert facts["state"] == "state 12 on 2 of 2 workers; hashes equal after every round"
-    assert facts["sent a round and worker"] == "100 bytes; a message is 100"
-    assert "started again" not in facts
+    found = dict(facts(records()))
+    assert found["optimizer"] == "slowmo:beta=0.5, int8"
+    assert found["workers, local steps, batch"] == "K = 2, H = 4, B = 8, engine: torchft"
+    assert found["test accuracy"] == "90.0 %"
+    assert found["state"] == "state 12 on 2 of 2 workers; hashes equal after every round"
+    assert found["sent a round and worker"] == "100 bytes; a message is 100"
+    assert "restarted" not in found
     lives = [
         a_life(0, 0.0, [1, 2, 3], end=an_end(3, refused={"a stranger": 2})),
         a_life(1, 0.0, [1]),
@@ -120,10 +118,10 @@ def test_facts_in_words():
     lives += [a_life(1, 2.5, [3], at=[4.0], end=an_end(3))]
     lives[-1].rows[0]["healed"] = True
     lives[0].rows[1]["excluded"] = {1: "norm"}
-    facts = dict(training_facts(records(lives)))
-    assert facts["started again"] == "1; caught up from a peer: 1"
-    assert (facts["messages left out"], facts["refused"]) == ("1 × norm", "2 × a stranger")
-    alone = dict(training_facts(records([a_life(0, 0.0, [1, 2], end=an_end(2))])))
+    found = dict(facts(records(lives)))
+    assert found["restarted"] == "1; caught up from a peer: 1"
+    assert (found["messages left out"], found["refused"]) == ("1 × norm", "2 × a stranger")
+    alone = dict(facts(records([a_life(0, 0.0, [1, 2], end=an_end(2))])))
     assert alone["state"] == "state 2"
     assert "longest time without a commit" not in alone
 
@@ -132,7 +130,7 @@ def test_the_curve_is_the_losses(tmp_path):
     panel = loss_panel(records())
     np.testing.assert_allclose(panel.curves[0].x, range(1, 13))
     np.testing.assert_allclose(panel.curves[0].y, [1 / r for r in range(1, 13)])
-    loss_curve(records(), tmp_path / "loss.png")
+    write_loss_curve(records(), tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -142,13 +140,13 @@ def test_the_report_of_everything_shows_a_training(tmp_path):
     (folder / "records.jsonl").write_text(
         "".join(json.dumps(record) + "\n" for record in records())
     )
-    loss_curve(records(), folder / "loss.png")
-    book = collect(tmp_path)
-    assert [run.kind for run in book.runs] == ["training"]
-    text, left = page(book)
+    write_loss_curve(records(), folder / "loss.png")
+    report = collect(tmp_path)
+    assert [run.kind for run in report.runs] == ["training"]
+    text, left = html_page(report)
     assert left.skipped == ()
     assert "hashes equal after every round" in text
     assert "<svg" in text
-    markdown = markdown_page(book, tmp_path)
+    markdown = markdown_page(report, tmp_path)
     assert "trained/loss.png" in markdown
     assert "hashes equal after every round" in markdown

@@ -1,80 +1,11 @@
-import math
+"""What a comparison comes to in words: its table, its verdict and its notes."""
+
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from laconic.show import report, summary
+from laconic.show.comparison import notes, summary_table, table_of, verdict
 from tests.show.made_up import LINK, diverging, usual
-
-# --- numbers --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "–"),
-        (0, "0 s"),
-        (0.00032, "0.32 ms"),
-        (0.32, "320 ms"),
-        (0.9996, "1 s"),
-        (3.2, "3.2 s"),
-        (59.4, "59 s"),
-        (59.7, "1 min"),
-        (240, "4 min"),
-        (273, "4.5 min"),
-        (3599, "1 h"),
-        (5400, "1.5 h"),
-        (86400 * 2.4, "2.4 d"),
-        (86400 * 1500, "1,500.0 d"),
-    ],
-)
-def test_durations_read_as_people_say_them(seconds, text):
-    assert summary.duration(seconds) == text
-
-
-@settings(deadline=None)
-@given(st.floats(1e-4, 1e8))
-def test_durations_are_within_their_rounding(seconds):
-    value, unit = summary.duration(seconds).replace(",", "").split()
-    assert math.isclose(float(value) * dict(summary.UNITS)[unit], seconds, rel_tol=0.06)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "–"),
-        (0, "0"),
-        (0.0525, "0.0525"),
-        (0.99961, "1.00"),
-        (2.3, "2.30"),
-        (131.26, "131"),
-        (999.7, "1,000"),
-        (123456.7, "123,457"),
-        (1.5e7, "1.50e+07"),
-        (2.5e-7, "2.50e-07"),
-    ],
-)
-def test_numbers_have_three_digits(value, text):
-    assert summary.number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "text"),
-    [
-        (0.0525, 0.0012, "0.0525 ± 0.0012"),
-        (0.0525, 0.00001, "0.0525 ± 1e-05"),
-        (0.0525, None, "0.0525"),
-        (0.0525, 0.0, "0.0525"),
-        (None, None, "–"),
-        (2.3, 0.04, "2.30 ± 0.04"),
-        (1.5e7, 2.0e6, "1.50e+07 ± 2.0e+06"),
-    ],
-)
-def test_errors_share_the_decimals_of_their_value(value, error, text):
-    assert summary.with_error(value, error) == text
-
 
 ROWS = [
     {
@@ -124,8 +55,8 @@ SUMMARY = {"kind": "summary", "target_loss": 0.2239, "reference": "local-sgd", "
 
 
 def test_the_table_says_each_number_once_and_missing_ones_as_dashes():
-    headers, rows = report.table_rows(SUMMARY, link_given=True)
-    assert dict(zip(headers, zip(*rows, strict=True), strict=True)) == {
+    shown = table_of(SUMMARY, link_given=True)
+    assert dict(zip(shown.headers, zip(*shown.rows, strict=True), strict=True)) == {
         "method": ("local-sgd", "slowmo", "fedadam"),
         "rounds to 0.224": ("984", "210", "–"),
         "speedup": ("1.00×", "4.69× ± 0.31", "–"),
@@ -141,15 +72,18 @@ def test_the_table_says_each_number_once_and_missing_ones_as_dashes():
 
 def test_columns_that_say_nothing_are_left_out():
     bare = [{**row, "test_loss": None, "test_accuracy": None, "diverged": 0} for row in ROWS]
-    headers, _ = report.table_rows(
-        {"target_loss": None, "reference": None, "rows": bare}, link_given=False
-    )
-    assert headers == ["method", "final train loss", "MB sent", "MB received"]
+    summary = {"target_loss": None, "reference": None, "rows": bare}
+    assert table_of(summary, link_given=False).headers == [
+        "method",
+        "final train loss",
+        "MB sent",
+        "MB received",
+    ]
 
 
 def test_best_marks_ignore_diverged_methods_bounds_and_ties():
-    headers, _ = report.table_rows(SUMMARY, link_given=True)
-    best = {(i, headers[j]) for i, j in summary.best_cells(SUMMARY, True, frozenset())}
+    shown = table_of(SUMMARY, link_given=True)
+    best = {(i, shown.headers[j]) for i, j in shown.best}
     won = {
         "rounds to 0.224",
         "speedup",
@@ -160,13 +94,13 @@ def test_best_marks_ignore_diverged_methods_bounds_and_ties():
         "MB sent",
     }
     assert best == {(1, name) for name in won}
-    without = {(i, headers[j]) for i, j in summary.best_cells(SUMMARY, True, frozenset({"slowmo"}))}
-    assert without == set()  # one row left: nothing to be better than
+    without = table_of(SUMMARY, True, frozenset({"slowmo"}))
+    assert not without.best  # one row left: nothing to be better than
 
 
 def test_markdown_keeps_pipes_and_backticks_inside_their_cell():
     records = usual(rounds=30, seeds=2, labels=("local-sgd", "a|b`c<d>\n**"))
-    lines = report.markdown_table(records).splitlines()
+    lines = summary_table(records).markdown().splitlines()
     assert len(lines) == 4
     assert {len(re.split(r"(?<!\\)\|", line)) for line in lines} == {len(re.split(r"\|", lines[0]))}
     assert lines[3].startswith("| `a\\|b'c<d> **` | ")
@@ -248,15 +182,13 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
     ],
 )  # fmt: skip
 def test_the_verdict_says_who_won_or_that_nobody_did(records, sentence):
-    assert summary.verdict(records) == sentence
+    assert verdict(records) == sentence
 
 
 def test_without_a_target_the_verdict_falls_back_on_the_final_loss():
     records = judged([1, 1, 1], reference=None)
     records[-1]["target_loss"] = None
-    assert (
-        summary.verdict(records) == "After 1,000 rounds diloco has the lowest training loss, 0.300."
-    )
+    assert verdict(records) == "After 1,000 rounds diloco has the lowest training loss, 0.300."
 
 
 def test_a_bound_is_no_rival():
@@ -265,12 +197,10 @@ def test_a_bound_is_no_rival():
         "workers": 1,
         "traffic": {"sent_bits": 0, "received_bits": 0, "topology": "one worker"},
     }
-    assert summary.verdict(records).startswith(
+    assert verdict(records).startswith(
         "slowmo reached local-sgd's best training loss (0.224) in 210 rounds"
     )
-    assert "diloco runs on one worker and sends nothing: a bound, not a rival." in summary.notes(
-        records
-    )
+    assert "diloco runs on one worker and sends nothing: a bound, not a rival." in notes(records)
 
 
 def test_notes_tell_time_on_the_link_lone_seeds_and_divergence():
@@ -278,8 +208,6 @@ def test_notes_tell_time_on_the_link_lone_seeds_and_divergence():
     records[0]["config"]["link"] = LINK
     for row, seconds in zip(records[-1]["rows"], (240.0, 51.0, None), strict=True):
         row["seconds_to_target"] = seconds
-    assert summary.notes(records) == [
-        "On a 100Mbit/20ms link that takes slowmo 51 s and local-sgd 4 min."
-    ]
-    assert summary.notes(diverging())[-1] == "fedadam diverged in 2 of 3 seeds."
-    assert summary.notes(usual(seeds=1))[0].startswith("One seed was run")
+    assert notes(records) == ["On a 100Mbit/20ms link that takes slowmo 51 s and local-sgd 4 min."]
+    assert notes(diverging())[-1] == "fedadam diverged in 2 of 3 seeds."
+    assert notes(usual(seeds=1))[0].startswith("One seed was run")

@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from laconic.show.learning_curve import history, learning_curve, smooth
+from laconic.show.meta import history, smooth, write_learning_curve
 
 RNG = np.random.default_rng(0)
 
@@ -89,13 +89,13 @@ def test_smoothing_does_not_change_its_input():
 
 def test_the_picture_is_drawn(tmp_path):
     records, _, _ = a_run()
-    learning_curve(records, tmp_path / "curve.png")
+    write_learning_curve(records, tmp_path / "curve.png")
     image = matplotlib.image.imread(tmp_path / "curve.png")
-    assert image.shape[:2] == (720, 960)
+    assert image.shape[:2] == (960, 1280)
     assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 50
 
 
 def test_the_picture_needs_no_judgement_and_few_steps(tmp_path):
     records, _, _ = a_run(steps=2, tasks=1)
-    learning_curve([r for r in records if r["kind"] != "judged"], tmp_path / "curve.png")
+    write_learning_curve([r for r in records if r["kind"] != "judged"], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 10_000

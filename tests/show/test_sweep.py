@@ -9,8 +9,7 @@ import pytest
 from matplotlib.colors import LogNorm
 
 from laconic.methods import definition_of
-from laconic.show.ranking import ranked
-from laconic.show.sweep_report import CEILING, heat_map, ranking_table, sweep_figure
+from laconic.show.sweep import CEILING, ranked, ranking_text, sweep_figure, write_figure
 
 GRID = [
     {"gamma": g, "alpha": a / g, "beta": b}
@@ -67,7 +66,7 @@ def cells_of(text):
 
 
 def test_the_table_holds_the_best_ten():
-    text = ranking_table(slowmo())
+    text = ranking_text(slowmo())
     headers, rows = cells_of(text)
     assert headers == ["rank", "gamma", "alpha", "beta", "lowest train loss", "final train loss"]
     assert len(rows) == 10
@@ -87,17 +86,17 @@ def test_the_table_shows_targets_validation_and_divergence_where_there_are_any()
     records = made_up(
         "local-sgd", points, values, 2, by="rounds", target=0.25, valid=("loss", "accuracy")
     )
-    headers, rows = cells_of(ranking_table(records))
+    headers, rows = cells_of(ranking_text(records))
     assert headers[4:] == ["rounds to 0.250", "valid loss", "valid accuracy", "diverged seeds"]
     assert rows == [
         ["1", "0.5", "0.500", "1.00", "50", "0.500", "50.0 %", "0"],
         ["2", "1", "0.00100", "–", "–", "–", "–", "1"],
     ]
-    assert "ranked by rounds to a train loss of 0.250" in ranking_table(records)
+    assert "ranked by rounds to a train loss of 0.250" in ranking_text(records)
 
 
 def test_a_sweep_without_a_survivor_says_so():
-    text = ranking_table(made_up("local-sgd", [{"gamma": 9.0}], [None], 1))
+    text = ranking_text(made_up("local-sgd", [{"gamma": 9.0}], [None], 1))
     assert "1 point, 1 diverged" in text
     assert "Every point diverged" in text
     assert "The best" not in text
@@ -105,9 +104,9 @@ def test_a_sweep_without_a_survivor_says_so():
 
 def test_an_unfinished_sweep_has_no_report(raises_clearly, tmp_path):
     with raises_clearly("no ranking", "finish"):
-        ranking_table(slowmo()[:-1])
+        ranking_text(slowmo()[:-1])
     with raises_clearly("no ranking", "finish"):
-        heat_map(slowmo()[:-1], tmp_path / "x.png")
+        write_figure(slowmo()[:-1], tmp_path / "x.png")
     assert not any(tmp_path.iterdir())
 
 
@@ -170,8 +169,8 @@ def test_one_hyper_parameter_is_a_line():
     "values", [[None] * 12, [0.5] * 12, [0.0, *[0.5] * 11], [-1.0, *[0.5] * 11]]
 )
 def test_odd_values_can_be_drawn(values, tmp_path):
-    heat_map(made_up("slowmo", GRID, values, 12), tmp_path / "grid.png")
-    heat_map(
+    write_figure(made_up("slowmo", GRID, values, 12), tmp_path / "grid.png")
+    write_figure(
         made_up("local-sgd", [{"gamma": 0.1}, {"gamma": 1.0}], values[:2], 2), tmp_path / "line.png"
     )
     for path in tmp_path.iterdir():
@@ -182,6 +181,6 @@ def test_odd_values_can_be_drawn(values, tmp_path):
 def test_the_same_records_give_the_same_bytes_and_nothing_global_changes(tmp_path):
     before = dict(mpl.rcParams)
     for name in ("a.png", "b.png"):
-        heat_map(slowmo(), tmp_path / name)
+        write_figure(slowmo(), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert dict(mpl.rcParams) == before

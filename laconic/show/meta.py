@@ -1,0 +1,159 @@
+"""Meta-training for people, made only from its records.
+
+- `history`, `smooth`: meta-loss and gradient norm of every outer step.
+- `write_learning_curve`: learning-curve.png. `panels`, `facts`, `blocks`: what a page shows.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from laconic.show import figures
+from laconic.show import page as html
+from laconic.show.comparison import sizes_of
+from laconic.show.curves import Curve, Panel, Record, of_kind, plain_curve, style
+from laconic.show.table import MISSING, count, duration, number
+from laconic.store import atomic
+
+WINDOW = 50  # outer steps that the meta-loss is averaged over
+NOTE = (
+    "One run of meta-training. The band of the meta-loss is ± the standard deviation over the "
+    "steps it is the mean of; of held-out seeds only the mean is on record."
+)
+
+
+def history(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
+    """Meta-loss and gradient norm of every outer step, [steps, tasks]; the last written counts."""
+    progress = of_kind(records, "progress")
+    steps = max((r["end"] for r in progress), default=0)
+    tasks = len(progress[0]["loss"][0]) if progress else 1
+    loss = np.full((steps, tasks), np.nan)
+    norm = np.full((steps, tasks), np.nan)
+    for r in progress:
+        loss[r["begin"] : r["end"]] = np.asarray(r["loss"], float)
+        norm[r["begin"] : r["end"]] = np.asarray(r["norm"], float)
+    return loss, norm
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Trailing mean over the known ones of at most `window` steps; NaN where none is known."""
+    known = ~np.isnan(values)
+    totals = np.cumsum(np.where(known, values, 0), axis=0)
+    counts = np.cumsum(known, axis=0)
+    for sums in (totals, counts):
+        sums[window:] -= sums[:-window].copy()
+    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+
+
+def write_learning_curve(records: Sequence[Record], path: Path) -> None:
+    """Meta-loss (each task, and φ on held-out seeds) above the gradient norm, as a PNG."""
+    from matplotlib.figure import Figure  # slow to import, and most of laconic draws nothing
+
+    loss, norm = history(records)
+    config = records[0]["config"]
+    with figures.plot_style():
+        figure = Figure(figsize=(8, 6), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        steps = np.arange(1, len(loss) + 1)
+        for i, task in enumerate(config["tasks"]):
+            colour = f"C{i}"
+            upper.plot(steps, loss[:, i], color=colour, alpha=0.2, lw=0.5)
+            upper.plot(steps, smooth(loss, WINDOW)[:, i], color=colour, label=task)
+            lower.plot(steps, smooth(norm, WINDOW)[:, i], color=colour)
+        for which, look, name in (("theta", "k.--", "φ"), ("average", "k.:", "φ averaged")):
+            rows = [r for r in of_kind(records, "judged") if r["which"] == which]
+            final = {r["step"]: np.mean(r["final_losses"]) for r in rows}
+            if final:
+                label = f"{name}: end of a whole run, held-out seeds"
+                upper.plot(list(final), list(final.values()), look, lw=0.8, label=label)
+        upper.set_yscale("log")
+        lower.set_yscale("log")
+        upper.legend(fontsize=8)
+        figures.finish_axes(upper, "", "meta-loss", f"meta-training {config['architecture']}")
+        figures.finish_axes(lower, "outer step", "gradient norm")
+    atomic.write_bytes(path, figures.png_bytes(figure))
+
+
+# --- a page ---------------------------------------------------------------------------------------
+
+
+def blocks(records: Sequence[Record]) -> list[html.Block]:
+    """What a page shows of a meta-training."""
+    return [html.Facts(facts(records)), html.Text(NOTE, "muted"), html.Panels(panels(records))]
+
+
+def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The settings that matter, and what came out."""
+    config, end = records[0]["config"], of_kind(records, "summary")[-1]
+    _, norms = history(records)
+    known = norms[np.isfinite(norms)]
+    norm = number(float(np.median(known[-WINDOW:]))) if known.size else MISSING
+    truncation = f"{config['pairs']} pairs, truncation {config['truncation']} rounds"
+    lengths = f"{config['shortest']} to {config['longest']} rounds"
+    best = f"{number(end['best_score'])} at step {count(end['best_step'])}"
+    speed = f"{number(end['rounds_per_second'])} rounds a second"
+    return [
+        ("architecture", config["architecture"]),
+        ("tasks", ", ".join(config["tasks"])),
+        ("workers, local steps, batch", sizes_of(config)),
+        ("local learning rate", f"{config['gamma']:g}"),
+        ("estimator", f"{config['estimator']}, {truncation}"),
+        ("run length", f"{lengths}, ramp {count(config['ramp'])} steps"),
+        ("learning rate", f"{config['peak']:g} → {config['last']:g}"),
+        ("outer steps", count(end["steps"])),
+        ("best score", f"{best} (mean loss on held-out seeds ÷ ln of the classes)"),
+        ("gradient norm at the end", norm),
+        ("speed", f"{speed}, {duration(end['seconds'])}"),
+    ]
+
+
+def panels(records: Sequence[Record]) -> list[Panel]:
+    """Meta-loss and score over outer steps, and the loss of whole runs on held-out seeds."""
+    mean = f"meta-loss (trailing {WINDOW}-step mean)"
+    heldout = "communication rounds", "train loss (10-round mean)"
+    score = "outer steps", "mean loss ÷ ln of the classes"
+    meta_loss = "Meta-loss of the runs under way", "outer steps", mean
+    found = [
+        Panel("meta-loss", *meta_loss, _meta_losses(records)),
+        Panel("score", "Score on held-out seeds", *score, _scores(records)),
+        Panel("heldout", "Whole runs on held-out seeds", *heldout, _heldout(records), log_x=True),
+    ]
+    return [panel for panel in found if panel.curves]
+
+
+def _meta_losses(records: Sequence[Record]) -> tuple[Curve, ...]:
+    losses, _ = history(records)
+    if not losses.size:
+        return ()
+    mean = smooth(losses, WINDOW)
+    spread = np.sqrt(np.maximum(smooth(losses**2, WINDOW) - mean**2, 0))
+    steps, tasks = np.arange(1, len(losses) + 1), records[0]["config"]["tasks"]
+    return tuple(
+        plain_curve(task, style(i), steps, mean[:, i], spread[:, i]) for i, task in enumerate(tasks)
+    )
+
+
+def _scores(records: Sequence[Record]) -> tuple[Curve, ...]:
+    curves = []
+    for i, (which, label) in enumerate((("theta", "φ"), ("average", "running average of φ"))):
+        rows = {r["step"]: r["score"] for r in of_kind(records, "judged") if r["which"] == which}
+        if len(rows) > 1:
+            curves.append(plain_curve(label, style(i), list(rows), list(rows.values())))
+    return tuple(curves)
+
+
+def _heldout(records: Sequence[Record]) -> tuple[Curve, ...]:
+    """The first evaluation and the best one; one curve if they are the same."""
+    judged = of_kind(records, "judged")
+    first = [r for r in judged if r["which"] == "theta"][:1]
+    best = [r for r in judged if r["best"]][-1:]
+    shown = [(f"step {count(r['step'])}", r) for r in first if r not in best]
+    shown += [(f"best, step {count(r['step'])}", r) for r in best]
+    tasks = records[0]["config"]["tasks"]
+    curves: list[Curve] = []
+    for words, row in shown:
+        for task, losses in zip(tasks, row["losses"], strict=True):
+            label = words if len(tasks) == 1 else f"{task}, {words}"
+            curves.append(plain_curve(label, style(len(curves)), row["at"], losses))
+    return tuple(curves)
