@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from laconic.compress import Compressor, parse_compressor
     from laconic.data.feed import Resident, Streamed
     from laconic.errors import LaconicError
-    from laconic.federated.options import Federated
-    from laconic.federated.population import Population, population_of
+    from laconic.federated.population import Federated, Population, population_of
     from laconic.local import LocalOptimizer
     from laconic.meta.estimator import Horizon
     from laconic.meta.problem import Inner
@@ -101,8 +100,7 @@ _HOMES = {
     "laconic.errors": "LaconicError",
     "laconic.method": "Method Setting local_method",
     "laconic.runs.simulate": "Simulation",
-    "laconic.federated.options": "Federated",
-    "laconic.federated.population": "Population population_of",
+    "laconic.federated.population": "Federated Population population_of",
     "laconic.local": "LocalOptimizer",
     "laconic.meta.estimator": "Horizon",
     "laconic.meta.problem": "Inner",

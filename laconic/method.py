@@ -11,7 +11,7 @@ import numpy as np
 from laconic.client import Client, LocalOptimizer, gradient_client, local_client
 from laconic.compress import DENSE, Compressor
 from laconic.errors import LaconicError, require_positive, require_seed, unknown
-from laconic.federated.options import Federated
+from laconic.federated.population import Federated
 from laconic.outer import OuterOptimizer
 from laconic.tasks.base import Task
 from laconic.zoo import Published

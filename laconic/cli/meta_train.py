@@ -29,7 +29,7 @@ from laconic.cli.console import (
 )
 from laconic.cli.hosts import Hosts
 from laconic.errors import LaconicError, unknown
-from laconic.federated.options import Federated, read_federated
+from laconic.federated.population import Federated, read_federated
 from laconic.recipes.comparisons import flags_of
 from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.runs.compare import Interrupted

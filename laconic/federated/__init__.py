@@ -2,8 +2,8 @@
 few."""
 
 from laconic.federated.clients import proximal_client, scaffold_client
-from laconic.federated.options import Federated
 from laconic.federated.population import (
+    Federated,
     Plan,
     Population,
     draw_population,

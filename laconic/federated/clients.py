@@ -1,4 +1,4 @@
-"""Clients that do something about drift: FedProx's proximal term and SCAFFOLD's control variates."""
+"""Clients against drift: FedProx's proximal term and SCAFFOLD's control variates."""
 
 from typing import Any, NamedTuple
 
@@ -47,8 +47,7 @@ def scaffold_client(
     the SGD optimizer.
 
     Every local gradient has c − cᵢ added. After τ steps cᵢ⁺ = cᵢ − c + Δ/(τγ), and the client also
-    sends cᵢ⁺ − cᵢ, of which the server's c takes its share: it is the mean of the cᵢ of all clients
-    at all times.
+    sends cᵢ⁺ − cᵢ, of which the server's c takes its share: c is always the mean of all cᵢ.
     """
 
     def correct(grads: Params, params: Params, shared: Any, own: Params) -> Params:
@@ -64,17 +63,13 @@ def scaffold_client(
     ) -> tuple[Message, State, jax.Array]:
         work = work_of(items)
         params, model_state, local, losses_H = steps(shared, state.local, state.control, work, key)
-        tau = (
-            jnp.float32(losses_H.shape[0]) if work.steps is None else work.steps.astype(jnp.float32)
-        )
+        steps_taken = jnp.int32(losses_H.shape[0]) if work.steps is None else work.steps
+        tau = steps_taken.astype(jnp.float32)
         whole = sent_delta(shared, params, Work(()))
         change = jax.tree.map(lambda d, c: d / (tau * gamma) - c, whole, shared.control)
         control = jax.tree.map(jnp.add, state.control, change)
-        return (
-            Message(sent_delta(shared, params, work), model_state, control=change),
-            ScaffoldState(control, local),
-            losses_H,
-        )
+        message = Message(sent_delta(shared, params, work), model_state, control=change)
+        return message, ScaffoldState(control, local), losses_H
 
     def begin(shared: Shared) -> Controlled:
         return Controlled(shared.params, shared.model_state, _zeros(shared.params))

@@ -1,18 +1,18 @@
-"""Populations: who has which data, who is sampled for a round, and what each of them trains on.
+"""Populations: which client has which data, which clients a round samples, and their minibatches.
 
-A population lies on the device as row numbers [N, n] of the train split. A round samples K of the N
+A population is row numbers [N, n] of the train split on the device. A round samples K of the N
 clients without replacement; each goes through its own n samples in a fresh random order, E times,
-in minibatches of B, which gives H = ⌊E·n/B⌋ steps. Everything random hangs on (seed, round, client
-id). The items drawn here are those of any round: `communication_round` knows populations only by
-the ids that select client states.
+in minibatches of B, which gives H = ⌊E·n/B⌋ steps. Everything random depends only on (seed, round,
+client id). `communication_round` knows populations only by the ids that select client states.
 
 Legend: N clients, n samples of the largest, K sampled, E epochs, H steps, B examples.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +22,147 @@ from laconic.client import Work
 from laconic.data.feed import Resident
 from laconic.data.partition import client_sizes, deal, deal_by_class, generator
 from laconic.errors import LaconicError
-from laconic.federated.options import Federated
 from laconic.round import Items, RoundState, presence, worker_keys
 from laconic.tasks.base import Task
 from laconic.workers import positive
 
-SAMPLING, LABOUR, PARTITION = (
-    (1 << 20) + i for i in (2, 3, 4)
-)  # streams beside the clients', whose ids are smaller
-RUNS, BANK = 0, 1  # partitions of runs people see, and those of meta-training
+# Random streams beside the clients', whose ids are smaller.
+SAMPLING = (1 << 20) + 2
+LABOUR = (1 << 20) + 3
+PARTITION = (1 << 20) + 4
+# Kinds of partitions: those of runs, and those of meta-training.
+RUNS = 0
+BANK = 1
 PARTITIONS = 64  # of a bank
+CLIENTS = 400  # of a population that does not say
+
+
+# --- a population in numbers ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Federated:
+    """A population of clients with data of their own, of which every round samples K.
+
+    With all defaults there is no population.
+
+    Example::
+
+        Federated(clients=400, alpha=0.1, epochs=2)
+    """
+
+    clients: int = 0
+    """How many clients there are. 0: no population, or 400 if another federated option is set."""
+    alpha: float | None = None
+    """Dirichlet α of the clients' class mixes: 0.1 differs much, 100 hardly. Left out, data is
+    dealt out at random."""
+    epochs: int = 1
+    """E, local epochs of a sampled client. They decide H = E · samples ÷ batch, in place of
+    local_steps."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of clients' sizes. 0: all have as many samples."""
+    dropout: float = 0.0
+    """The probability that a sampled client does not answer."""
+    least_work: float = 1.0
+    """Sampled clients do a share of their steps between this and 1, drawn uniformly. 1: all of
+    them."""
+    weighting: Literal["samples", "uniform", "fednova"] = "samples"
+    """How clients count in the mean: by samples, all the same, or by samples with each delta
+    divided by its steps and the mean multiplied by the mean number of them (FedNova)."""
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise LaconicError(
+                f"federated.alpha must be positive and finite, got {self.alpha}: 0.1 makes clients "
+                "differ much, 100 hardly; leave it out to deal the data at random."
+            )
+        if self.clients < 0 or self.epochs < 1:
+            raise LaconicError(
+                f"a population needs a positive number of clients and epochs, got {self.clients} "
+                f"and {self.epochs}."
+            )
+        if not (self.spread >= 0 and math.isfinite(self.spread)):
+            raise LaconicError(
+                f"federated.spread must be finite and not negative, got {self.spread}."
+            )
+        if not 0 <= self.dropout < 1:
+            raise LaconicError(f"federated.dropout is a probability below 1, got {self.dropout}.")
+        if not 0 < self.least_work <= 1:
+            raise LaconicError(
+                "federated.least_work is a share of the steps, above 0 and up to 1; "
+                f"{self.least_work}."
+            )
+        if self.weighting not in ("samples", "uniform", "fednova"):
+            raise LaconicError(
+                f"federated.weighting is samples, uniform or fednova, got {self.weighting!r}."
+            )
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a population at all."""
+        return self != Federated()
+
+    @property
+    def population(self) -> int:
+        """How many clients there are."""
+        return self.clients or CLIENTS
+
+    def words(self) -> str:
+        """What differs from no population, as in `clients=400,alpha=0.1`."""
+        if not self.active:
+            return ""
+        said = [f"clients={self.population}"]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("clients", "dropout") or value == each.default:
+                continue
+            text = f"{value:g}" if isinstance(value, float) else value
+            said.append(f"{each.name}={text}")
+        return ",".join(said)
+
+
+# The types of the options' values; only α, a number, is None by default.
+KINDS: dict[str, type] = {
+    f.name: float if f.default is None else type(f.default) for f in fields(Federated)
+}
+
+
+def read_federated(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """A record's settings with its population as `Federated`; old records have none."""
+    found = values.get("federated", {})
+    if not isinstance(found, dict):
+        raise LaconicError(f"the population in {source} is no table of settings; start anew.")
+    wrong = [name for name, x in found.items() if name not in KINDS or not _of_kind(name, x)]
+    if wrong:
+        raise LaconicError(
+            f"{wrong[0]!r} of the population in {source} is not known to this version; start anew."
+        )
+    return {**values, "federated": Federated(**found)}
+
+
+def _of_kind(name: str, value: Any) -> bool:
+    return name == "alpha" if value is None else isinstance(value, KINDS[name] | int)
+
+
+def in_words(config: dict[str, Any]) -> str:
+    """The population of a record's settings, to follow K, H and B on a line; "" without one."""
+    options: Federated = read_federated(config, "the record")["federated"]
+    if not options.active:
+        return ""
+    mix = "dealt at random" if options.alpha is None else f"Dirichlet({options.alpha:g})"
+    return f", of {options.population} clients, {mix}"
+
+
+# --- which client has what ------------------------------------------------------------------------
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "sizes"], meta_fields=[])
 @dataclass(frozen=True)
 class Population:
-    """Row numbers of the train split for each client [N, n], and how many of them are its own [N]."""
+    """Row numbers of the train split for each client [N, n], and how many are its own [N].
+
+    `population_of` makes one from lists of rows.
+    """
 
     rows: jax.Array
     sizes: jax.Array
@@ -70,8 +195,7 @@ class Plan:
 class Bank:
     """Partitions drawn beforehand [M, …], of which every run of meta-training takes one.
 
-    To draw one on the device would take a loop over clients, whose choices depend on what others
-    left, as long as many rounds; a run that begins anew only picks.
+    Drawing one on the device would take a loop over clients, as long as many rounds.
     """
 
     populations: Population
@@ -84,14 +208,10 @@ class Bank:
         return jax.tree.map(lambda x: x[index], self.populations)
 
 
-# --- who has what ---------------------------------------------------------------------------------
-
-
 def settle(
     options: Federated, task: Task, workers: int, batch: int, kind: int, seeds: Sequence[int]
 ) -> tuple[Plan, Population]:
-    """The plan of a population and one partition of the task's data for each seed, leaves [S, …];
-    or why it cannot."""
+    """The plan of a population, and a partition of the task's data for each seed, leaves [S, …]."""
     client_sizes(rows_of(task), options.population, 0.0, generator())  # are there too many of them?
     _check_sampled(workers, options.population)
     population = draw_populations(options, task, kind, seeds)
@@ -99,7 +219,7 @@ def settle(
 
 
 def rows_of(task: Task) -> int:
-    """How many rows the train split has; data that streams has none to give to anybody."""
+    """How many rows the train split has; streams are refused."""
     if not isinstance(task.feed, Resident):
         raise LaconicError(
             f"{task.name} streams its data, so it cannot be divided among clients; use a subset."
@@ -121,8 +241,7 @@ def plan_for(options: Federated, population: Population, workers: int, batch: in
     if H < 1:
         raise LaconicError(
             f"{options.epochs} epochs of a client's {samples} samples make no minibatch of "
-            f"{batch}; lower the batch, "
-            f"or ask for fewer than {N} clients."
+            f"{batch}; lower the batch, or ask for fewer than {N} clients."
         )
     differ = bool(np.any(np.asarray(population.sizes) != samples))
     return Plan(options, N, samples, workers, H, batch, differ or options.least_work < 1)
@@ -137,8 +256,18 @@ def _check_sampled(workers: int, clients: int) -> None:
 
 
 def population_of(rows: Sequence[np.ndarray]) -> Population:
-    """A population from each client's row numbers, the same for one seed [1, …]; a client with no
-    data is refused."""
+    """A population from lists of rows, for a `Simulation` with one seed.
+
+    Args:
+        rows: for each client the numbers of its rows in the train split, at least one.
+
+    Returns:
+        The population, with leaves [1, …].
+
+    Example::
+
+        population_of([np.arange(0, 100), np.arange(100, 150)])
+    """
     empty = [i for i, own in enumerate(rows) if len(own) == 0]
     if empty or not len(rows):
         who = f"client {empty[0]} has no data" if empty else "there are no clients"
@@ -155,32 +284,26 @@ def population_of(rows: Sequence[np.ndarray]) -> Population:
         ):
             raise LaconicError(
                 f"client {i} has no list of row numbers: give each the rows of the train split "
-                "that are its own, as "
-                "whole numbers counted from 0; of a mask take np.flatnonzero."
+                "that are its own, as whole numbers counted from 0; of a mask take np.flatnonzero."
             )
     return _stacked([rows])
 
 
 def check_rows(population: Population, task: Task) -> None:
-    """Refuse a population of other data: a row that is not there would be read as the nearest one
-    that is."""
-    samples, first, last = (
-        rows_of(task),
-        int(jnp.min(population.rows)),
-        int(jnp.max(population.rows)),
-    )
+    """Refuse a population of other data: a missing row would be read as the nearest one."""
+    samples = rows_of(task)
+    first = int(jnp.min(population.rows))
+    last = int(jnp.max(population.rows))
     if first < 0 or last >= samples:
         wrong = first if first < 0 else last
         raise LaconicError(
             f"a client has row {wrong}, and the train split of {task.name} has rows 0 to "
-            f"{samples - 1}: give rows of "
-            "that split."
+            f"{samples - 1}: give rows of that split."
         )
 
 
 def _stacked(partitions: Sequence[Sequence[np.ndarray]]) -> Population:
-    """Partitions as arrays [S, N, n], n being the largest client of all; shorter ones repeat their
-    rows."""
+    """Partitions as arrays [S, N, n], n being the largest client; shorter ones repeat rows."""
     sizes_SN = np.array([[len(own) for own in rows] for rows in partitions], np.int32)
     rows_SNn = np.array(
         [[np.resize(own, sizes_SN.max()) for own in rows] for rows in partitions], np.int32
@@ -222,18 +345,20 @@ def draw_populations(options: Federated, task: Task, kind: int, seeds: Sequence[
 
 def draw_population(plan: Plan, population: Population, state: RoundState) -> Items:
     """This round's clients and their minibatches."""
-    options, K, B = plan.options, plan.workers, plan.batch
+    options = plan.options
+    K = plan.workers
     round_key = jax.random.fold_in(state.key, state.round)
     ids_K = sample(jax.random.fold_in(round_key, SAMPLING), plan.clients, K)
     keys_K2 = jax.vmap(jax.random.split)(worker_keys(state, ids_K))
-    rows_Kn, sizes_K = population.rows[ids_K], population.sizes[ids_K]
+    rows_Kn = population.rows[ids_K]
+    sizes_K = population.sizes[ids_K]
     orders_KEn = jax.vmap(partial(shuffles, plan))(keys_K2[:, 0], sizes_K)
     present = presence(state, K, options.dropout) if options.dropout else None
     if not plan.uneven:
-        stream = jax.vmap(lambda own, orders: own[orders].reshape(-1)[: plan.local_steps * B])(
-            rows_Kn, orders_KEn
-        )
-        return Items(stream.reshape(K, plan.local_steps, B), keys_K2[:, 1], ids_K, present)
+        rows = plan.local_steps * plan.batch
+        stream = jax.vmap(lambda own, orders: own[orders].reshape(-1)[:rows])(rows_Kn, orders_KEn)
+        batches = stream.reshape(K, plan.local_steps, plan.batch)
+        return Items(batches, keys_K2[:, 1], ids_K, present)
     batches = jax.vmap(partial(cut, plan))(rows_Kn, orders_KEn, sizes_K)
     steps_K = steps_of(plan, sizes_K, jax.random.fold_in(round_key, LABOUR))
     weights_K = jnp.ones(K) if options.weighting == "uniform" else sizes_K.astype(jnp.float32)
@@ -259,22 +384,17 @@ def shuffles(plan: Plan, key: jax.Array, size: jax.Array) -> jax.Array:
 
 
 def cut(plan: Plan, own_n: jax.Array, orders_En: jax.Array, size: jax.Array) -> jax.Array:
-    """E epochs of a client's samples one after the other, in minibatches [H, B]; from the beginning
-    again if short."""
+    """E epochs of a client's samples in minibatches [H, B]; repeated if too short."""
     at = jnp.arange(plan.local_steps * plan.batch) % (plan.options.epochs * size)
     return own_n[orders_En[at // size, at % size]].reshape(plan.local_steps, plan.batch)
 
 
 def steps_of(plan: Plan, sizes_K: jax.Array, key: jax.Array) -> jax.Array:
-    """Steps that each sampled client takes [K]: those its data allows, or a share of them, and at
-    least one."""
+    """Steps of each sampled client [K]: those its data allows or a share of them, at least one."""
     full_K = jnp.clip(plan.options.epochs * sizes_K // plan.batch, 1, plan.local_steps)
+    most_K = full_K.astype(jnp.float32)
     least = plan.options.least_work
-    share_K = (
-        jax.random.uniform(key, sizes_K.shape, minval=least, maxval=1.0)
-        if least < 1
-        else jnp.ones(len(sizes_K))
-    )
-    return jnp.clip(
-        jnp.round(share_K * full_K.astype(jnp.float32)), 1, full_K.astype(jnp.float32)
-    ).astype(jnp.int32)
+    share_K = jnp.ones(len(sizes_K))
+    if least < 1:
+        share_K = jax.random.uniform(key, sizes_K.shape, minval=least, maxval=1.0)
+    return jnp.clip(jnp.round(share_K * most_K), 1, most_K).astype(jnp.int32)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from laconic.federated.options import Federated
+from laconic.federated.population import Federated
 
 
 @dataclass(frozen=True)

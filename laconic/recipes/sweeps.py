@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from laconic.federated.options import Federated
+from laconic.federated.population import Federated
 from laconic.methods import own_names
 from laconic.outer import OUTER
 from laconic.runs.grids import parse_grid

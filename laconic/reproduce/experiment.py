@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from laconic.bench.overhead import METHODS, OverheadConfig
 from laconic.errors import unknown
-from laconic.federated.options import Federated
+from laconic.federated.population import Federated
 from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.sweeps import SweepConfig
 from laconic.runs.grids import parse_grid

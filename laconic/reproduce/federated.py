@@ -3,7 +3,7 @@ mixes of clients."""
 
 from dataclasses import replace
 
-from laconic.federated.options import Federated
+from laconic.federated.population import Federated
 from laconic.methods import definition_of
 from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.sweeps import SWEEPS, SweepConfig

@@ -11,7 +11,7 @@ import jax
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.federated.options import read_federated
+from laconic.federated.population import read_federated
 from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.recipes.comparisons import CompareConfig, command_of

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError, unknown
-from laconic.federated.options import KINDS, Federated
+from laconic.federated.population import KINDS, Federated
 from laconic.meta.estimator import Horizon
 from laconic.meta.problem import Inner
 from laconic.meta.train import Outer

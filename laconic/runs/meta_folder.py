@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.federated.options import read_federated
+from laconic.federated.population import read_federated
 from laconic.runs.compare import CHECKPOINT, RECORDS
 from laconic.runs.folder import new_folder, read_run
 from laconic.runs.meta_config import MetaConfig

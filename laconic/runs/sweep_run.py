@@ -7,7 +7,7 @@ from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.federated.options import read_federated
+from laconic.federated.population import read_federated
 from laconic.method import Setting
 from laconic.methods import definition_of, optimizer_sha256
 from laconic.recipes.comparisons import command_line

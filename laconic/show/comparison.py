@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.federated.options import in_words
+from laconic.federated.population import in_words
 from laconic.show import figures, metrics
 from laconic.show import page as html
 from laconic.show.curves import (
