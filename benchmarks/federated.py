@@ -18,7 +18,7 @@ import jax
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file too
 
 from laconic.bench.round import bare_steps, first_weights, fmnist, seconds
-from laconic.federated import Federated
+from laconic.federated.population import Federated
 from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.runs.simulate import Simulation

@@ -313,7 +313,7 @@ def definition_of(name: str, use: Use | None = None) -> Definition:
         kind = "method of a sweep" if use == "sweep" else "optimizer"
         able = [known for known, found in METHODS.items() if use not in found.cannot]
         raise unknown(kind, name, [*able, *own_names(), *published()])
-    if use in found.cannot:
+    if use is not None and use in found.cannot:
         raise LaconicError(f"{name} {REFUSALS[use]}: {found.cannot[use]}.")
     return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from laconic.client import LocalOptimizer, Work
 from laconic.compress import parse_compressor
-from laconic.federated import Federated, draw_population
+from laconic.federated.population import Federated, draw_population
 from laconic.method import Setting, local_method
 from laconic.methods import parse_method
 from laconic.outer import OUTER, LearnedOptimizer

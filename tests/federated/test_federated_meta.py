@@ -12,7 +12,7 @@ import pytest
 
 from laconic.client import LocalOptimizer, local_client
 from laconic.compress import DENSE
-from laconic.federated import Federated, draw_population
+from laconic.federated.population import Federated, draw_population
 from laconic.meta.problem import Inner, training_problem
 from laconic.meta.train import MetaTrainer, Outer
 from laconic.outer.learned import LearnedOptimizer

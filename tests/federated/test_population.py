@@ -10,15 +10,16 @@ import pytest
 
 from laconic.client import Work
 from laconic.data.feed import Resident, Streamed
-from laconic.federated import (
+from laconic.federated.population import (
+    RUNS,
     Federated,
     Population,
     draw_population,
+    labels_of,
     plan_for,
     population_of,
     settle,
 )
-from laconic.federated.population import RUNS, labels_of
 from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.round import RoundState, worker_keys

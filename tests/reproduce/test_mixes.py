@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from laconic.data.partition import class_counts
-from laconic.federated import Federated
-from laconic.federated.population import RUNS, draw_rows, labels_of
+from laconic.federated.population import RUNS, Federated, draw_rows, labels_of
 from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.curves import all_axes

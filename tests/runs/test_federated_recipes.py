@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import tyro
 
-from laconic.federated import Federated
-from laconic.federated.population import in_words, read_federated
+from laconic.federated.population import Federated, in_words, read_federated
 from laconic.methods import parse_method
 from laconic.recipes.comparisons import RECIPES, CompareConfig, command_of
 from laconic.reproduce.compiling import compiled_for

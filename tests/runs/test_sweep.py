@@ -15,7 +15,7 @@ import pytest
 
 from laconic.compress import DENSE, parse_compressor
 from laconic.data.feed import Resident, Streamed
-from laconic.federated import Federated
+from laconic.federated.population import Federated
 from laconic.method import Setting
 from laconic.methods import METHODS, definition_of, parse_method
 from laconic.runs.compare import RECORDS, Interrupted
