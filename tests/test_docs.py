@@ -97,6 +97,20 @@ def test_the_checks_see_something():
     ) == ["laconic/x.py"]
 
 
+def test_every_image_is_embedded_and_there_are_few():
+    embedded = {
+        (path.parent / target).resolve()
+        for path in PAGES
+        for target in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", path.read_text())
+    }
+    assert embedded == set((ROOT / "docs" / "images").iterdir())
+    assert len(embedded) <= 9
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
 def test_the_nav_lists_every_page_once():
     pages = sorted(
         path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")

@@ -1,6 +1,7 @@
 """The short tables of the results pages are made of the records, and the appendix pages too."""
 
 import importlib.util
+import re
 
 import pytest
 
@@ -97,3 +98,20 @@ TABLES = {f.__name__: f for f in (speedups, rounds, large, overhead, accuracies)
 @pytest.mark.parametrize("name", TABLES)
 def test_a_short_table_shows_the_records(name):
     assert TABLES[name]() in PUBLISHED
+
+
+CLAIMS = ROOT / "docs" / "results.md"
+ROWS = re.findall(r"^\| (.+?) \| (.+?) \| .+? \| \[.+?\]\((\S+?)\) \|$", CLAIMS.read_text(), re.M)
+
+
+def test_the_page_of_claims_begins_with_what_is_missing():
+    headings = re.findall(r"^## (.*)$", CLAIMS.read_text(), re.M)
+    assert headings[0] == "What was not run, and what was not reproduced"
+    assert len(ROWS) >= 15
+
+
+@pytest.mark.parametrize(("claim", "numbers", "link"), ROWS)
+def test_a_claims_numbers_are_on_its_page(claim, numbers, link):
+    page = (CLAIMS.parent / link.partition("#")[0]).read_text()
+    for number in re.findall(r"\d[\d.]*\d|\d", numbers):
+        assert number in page, f"{claim}: {number}"
