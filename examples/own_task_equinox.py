@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 
 import laconic
-from laconic.data import digits
+from laconic.data.images import load_digits
 from laconic.tasks.classifier import classifier_task
 
 
@@ -25,7 +25,7 @@ class Net(eqx.Module):
         return jax.vmap(self.mlp)(x.reshape(x.shape[0], -1))
 
 
-task = classifier_task("digits-net", Net, digits.load())
+task = classifier_task("digits-net", Net, load_digits())
 # task ends
 
 if __name__ == "__main__":

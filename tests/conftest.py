@@ -22,7 +22,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 import jax
 import pytest
 
-from laconic.data.locate import search_path
+from laconic.data.files import search_path
 from laconic.errors import LaconicError
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

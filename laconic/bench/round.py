@@ -30,7 +30,7 @@ from laconic.runs.simulate import Simulation
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task
 from laconic.tasks.classifier import classifier_task
-from laconic.tasks.mlp import MLP
+from laconic.tasks.small import MLP
 
 K, H, B, GAMMA = 8, 4, 128, 0.5
 SIZES = (784, 128, 128, 10)

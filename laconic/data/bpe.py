@@ -1,10 +1,9 @@
-"""Byte-pair tokens (Sennrich et al., 2016) learned from a text itself: every byte is a token, and
-so is every merge.
+"""Byte-pair tokens (Sennrich et al., 2016) learned from a text itself.
 
-A text is cut into words first: letters and digits, or signs, each with the space before it, or
-other white space. A merge joins the pair of neighbouring tokens within words that occurs most
-often; of equals the one with the smaller numbers. So any bytes can be encoded, decoding gives them
-back, and the same text always gives the same tokens.
+Every byte is a token, and so is every merge. A text is first cut into words: letters and digits, or
+signs, each with the space before it, or other white space. A merge joins the most frequent pair of
+neighbouring tokens within words; of equally frequent pairs, the one with the smaller numbers. Any
+bytes can be encoded, decoding restores them, and the same text always gives the same tokens.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from laconic.data.locate import arriving
+from laconic.data.files import arriving
 from laconic.errors import LaconicError
 
 BYTES = 256
@@ -120,8 +119,7 @@ def learn(text: bytes, size: int, tell: Callable[[int], None] = lambda done: Non
 
 
 def _most_frequent(heap: list[tuple[int, Pair]], counts: Counter[Pair]) -> Pair | None:
-    """The best pair that occurs at least twice; an entry whose count is no longer right has a newer
-    one in the heap."""
+    """The best pair that occurs at least twice; heap items with an outdated count are skipped."""
     while heap:
         n, pair = heapq.heappop(heap)
         if -n == counts[pair]:
@@ -153,11 +151,9 @@ def _apply(
 
 
 def learned_once(text: bytes, size: int, folder: Path = CACHE) -> BytePairs:
-    """`learn`, remembered as JSON below the folder under the text's digest; with a bar on stderr if
-    that is a terminal.
+    """`learn`, cached as JSON under the text's digest; progress is shown on a terminal's stderr.
 
-    A file that is damaged or was learned from anything else is replaced; where nothing can be
-    written, nothing is kept.
+    A damaged or foreign cache file is replaced; a folder that cannot be written to is ignored.
     """
     about = {"sha256": hashlib.sha256(text).hexdigest(), "size": size}
     path = folder.expanduser() / f"{about['sha256'][:16]}-{size}.json"
@@ -174,17 +170,13 @@ def learned_once(text: bytes, size: int, folder: Path = CACHE) -> BytePairs:
 
 
 def _saved(path: Path, about: dict[str, Any]) -> BytePairs | None:
-    """The vocabulary in a file, if there is one and it was learned from just that."""
+    """The vocabulary in a file, if it is sound and was learned from this text at this size."""
     try:
         found = json.loads(path.read_text())
         merges = tuple((a, b) for a, b in found.pop("merges"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    sound = all(
-        type(t) is int and 0 <= t < BYTES + i for i, pair in enumerate(merges) for t in pair
-    )
-    return (
-        BytePairs(merges)
-        if sound and found == about and BYTES + len(merges) == about["size"]
-        else None
-    )
+    flat = [(i, token) for i, pair in enumerate(merges) for token in pair]
+    sound = all(type(token) is int and 0 <= token < BYTES + i for i, token in flat)
+    whole = found == about and BYTES + len(merges) == about["size"]
+    return BytePairs(merges) if sound and whole else None

@@ -1,9 +1,8 @@
-"""Feeds hand out minibatches: `Resident` data lies on the device as uint8, `Streamed` data passes
-through it.
+"""Feeds hand out minibatches: from data held on the device, or from a stream.
 
 A round's *items* are what the workers need to form their minibatches: row indices for resident data
-(gathered inside the local step, so that nothing but integers moves) or the batches themselves for a
-stream. Both feeds are pytrees whose leaves are the arrays, so a task can be an argument of a jitted
+(gathered inside the local step, so that only integers move) or the batches themselves for a stream.
+Both feeds are pytrees whose leaves are the arrays, so a task can be an argument of a jitted
 function.
 """
 
@@ -38,9 +37,22 @@ def count_rows(arrays: Arrays) -> int:
 @partial(jax.tree_util.register_dataclass, data_fields=["splits"], meta_fields=["gather", "count"])
 @dataclass(frozen=True)
 class Resident:
-    """Data held on the device; minibatches are uniform with replacement from a split.
+    """Data held on the device; minibatches are drawn uniformly with replacement.
 
-    `splits` maps "train" (and optionally "valid", "outer_valid", "test") to a pytree of arrays.
+    Args:
+        splits: "train" (and optionally "valid", "outer_valid", "test") → a pytree of arrays with
+            one example a row.
+        gather: (arrays, indices) → batch; by default the rows at the indices.
+        count: arrays → how many examples they hold; by default the length of the first axis.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from laconic import Resident
+        >>> feed = Resident({"train": {"x": jnp.zeros((100, 3)), "y": jnp.zeros(100)}})
+        >>> items = feed.sample(jax.random.key(0), (8,))
+        >>> feed.take(items)["x"].shape
+        (8, 3)
     """
 
     splits: dict[str, Arrays]
@@ -54,9 +66,8 @@ class Resident:
     def sample(self, key: jax.Array, shape: tuple[int, ...], split: str = "train") -> jax.Array:
         """Items for minibatches: indices drawn uniformly with replacement."""
         flat = jax.random.randint(key, (math.prod(shape),), 0, self.size(split), dtype=jnp.int32)
-        return flat.reshape(
-            shape
-        )  # the same numbers as a draw of that shape, which takes twice as long to compile
+        # The same numbers as a draw of that shape, which takes twice as long to compile.
+        return flat.reshape(shape)
 
     def take(self, items: jax.Array, split: str = "train") -> Batch:
         """Turn items into a batch, on the device."""
@@ -66,11 +77,22 @@ class Resident:
 @partial(jax.tree_util.register_dataclass, data_fields=["splits"], meta_fields=["batches"])
 @dataclass(frozen=True)
 class Streamed:
-    """Data too large to hold: `batches()` starts any Python iterable of training batches, each a
-    pytree with B rows.
+    """Data too large to hold on the device: training batches come from a Python iterable.
 
-    The iterable decides the order; starting it twice must give the same batches, or a resumed run
-    would differ. `splits` may hold small resident "valid" and "test" sets.
+    Args:
+        splits: small held-out sets ("valid", "test") that lie on the device; may be empty.
+        batches: starts an iterable of training batches, each a pytree of arrays with B rows. Every
+            start must give the same batches in the same order, or a resumed run would differ.
+
+    Example:
+        >>> import itertools
+        >>> import numpy as np
+        >>> from laconic import Streamed
+        >>> feed = Streamed({}, lambda: ({"x": np.full(8, i)} for i in itertools.count()))
+        >>> rounds = feed.rounds(K=4, H=2)
+        >>> next(rounds)["x"].shape
+        (4, 2, 8)
+        >>> rounds.close()
     """
 
     splits: dict[str, Arrays]
@@ -87,12 +109,10 @@ class Streamed:
     def rounds(
         self, K: int, H: int, skip: int = 0, prefetch: int = 2
     ) -> Generator[Batch, None, None]:
-        """One pytree with leaves [K, H, B, …] a round, stacked and put on the device by a
-        background thread.
+        """One pytree with leaves [K, H, B, …] a round, stacked by a background thread.
 
-        Worker k takes batches k·H … k·H + H − 1 of a round; `skip` rounds are passed over (a
-        resumed run), and an incomplete last round is dropped. Closing the generator stops the
-        thread.
+        Worker k takes batches k·H … k·H + H − 1 of a round. A resumed run skips its first `skip`
+        rounds; an incomplete last round is dropped. Closing the generator stops the thread.
         """
         require_positive(K=K, H=H)
         return prefetched(_stack_rounds(iter(self.batches()), K, H, skip), prefetch)
@@ -123,8 +143,7 @@ def _stack(leaves: tuple[Any, ...], K: int, H: int) -> jax.Array:
 
 
 def prefetched(source: Iterator[Any], depth: int) -> Generator[Any, None, None]:
-    """Run `source` in a thread, at most `depth` items ahead; its exception is raised here, and
-    closing stops it."""
+    """Run `source` in a thread, `depth` items ahead; errors are raised here, closing stops it."""
     if depth < 1:
         raise LaconicError(f"prefetch depth must be at least 1, got {depth}.")
     return _prefetched(source, depth)

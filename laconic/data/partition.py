@@ -16,31 +16,27 @@ SEED = 20240605  # changing it changes every federated number
 
 
 def generator(*seed: int) -> np.random.Generator:
-    """The source of a partition's numbers; partitions of different uses differ in the first of
-    them."""
+    """The random numbers of a partition; the first seed tells its uses apart."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([SEED, *seed])))
 
 
 def client_sizes(samples: int, clients: int, spread: float, rng: np.random.Generator) -> np.ndarray:
-    """How many of the samples each client gets [clients]: all the same, or log-normal with
-    deviation `spread`.
+    """How many samples each client gets [clients]: all the same, or log-normal by `spread`.
 
-    What does not divide evenly is left over. Everyone has at least one sample.
+    Every client has at least one sample; a remainder of the division is left unused.
     """
     if clients > samples:
         raise LaconicError(
-            f"{clients} clients cannot each have data of their own among {samples} samples; ask "
-            "for fewer clients."
+            f"{samples} samples are too few to give each of {clients} clients data of its own; "
+            "ask for fewer clients."
         )
     if not spread:
         return np.full(clients, samples // clients)
     noise = rng.standard_normal(clients)
-    with np.errstate(
-        over="ignore"
-    ):  # relative to the largest, so that even a wide spread leaves finite shares
-        shares = np.exp(spread * (noise - noise.max()))
+    with np.errstate(over="ignore"):
+        shares = np.exp(spread * (noise - noise.max()))  # relative to the largest: always finite
     sizes = np.maximum(1, np.floor(samples * shares / shares.sum())).astype(int)
-    while sizes.sum() > samples:  # those who were given their one sample take it from the largest
+    while sizes.sum() > samples:  # samples added to empty clients are taken from the largest
         sizes[np.argmax(sizes)] -= 1
     return sizes
 
@@ -57,8 +53,8 @@ def deal_by_class(
     """The rows of each client under Dirichlet(α) class mixes."""
     if not alpha > 0 or not np.isfinite(alpha):
         raise LaconicError(
-            f"the Dirichlet α must be positive and finite, got {alpha}: 0.1 differs much, 100 "
-            "hardly."
+            f"the Dirichlet α must be positive and finite, got {alpha}: clients differ much at "
+            "0.1, hardly at 100."
         )
     classes = np.unique(labels)
     stock = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
@@ -74,11 +70,10 @@ def deal_by_class(
 def draw_counts(
     mix: np.ndarray, left: np.ndarray, size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many samples of each class come of `size` draws, one by one, from `mix` with `left` in
-    stock.
+    """Samples of each class in `size` draws, one by one, from `mix` with `left` in stock.
 
-    Draws up to the one that finds its class empty are made together; then that class is zeroed. A
-    mix whose classes have all run out is replaced by what is left.
+    Draws up to the first that finds its class empty are made together; then that class is zeroed.
+    If all classes of the mix have run out, the rest is drawn from what is left.
     """
     counts = np.zeros(len(mix), int)
     while (todo := size - counts.sum()) > 0:
@@ -89,9 +84,8 @@ def draw_counts(
         drawn = np.searchsorted(ends, rng.random(todo) * ends[-1], side="right")
         seen = np.cumsum(drawn[:, None] == np.arange(len(mix)), axis=0)
         over = np.flatnonzero((seen > free).any(axis=1))
-        counts += np.bincount(drawn[: over[0] if over.size else todo], minlength=len(mix))[
-            : len(mix)
-        ]
+        drawn = drawn[: over[0] if over.size else todo]
+        counts += np.bincount(drawn, minlength=len(mix))[: len(mix)]
     return counts
 
 

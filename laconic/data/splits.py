@@ -1,5 +1,4 @@
-"""The four fixed splits of a data set: "train", "valid" and "outer_valid" of its train file, and
-"test"."""
+"""The fixed splits of a data set: "train", "valid" and "outer_valid" of its train file; "test"."""
 
 from typing import NamedTuple
 
@@ -20,29 +19,20 @@ class Dataset(NamedTuple):
 
 
 def image_shape(dataset: Dataset) -> tuple[int, ...]:
-    """Height, width and channels of a data set of images, by any split that is held: a stream holds
-    no train split."""
+    """Height, width and channels of images, by any split: a stream holds no train split."""
     return next(iter(dataset.feed.splits.values()))["x"].shape[1:]
 
 
 def permutation(n: int) -> np.ndarray:
-    """A fixed shuffle of n rows, so that a file sorted by class is split as safely as any other.
-
-    It ranks raw PCG64 draws: NumPy promises those never change, which it does not of
-    `Generator.permutation`.
-    """
+    """A fixed shuffle of n rows, by raw PCG64 draws: NumPy promises that those never change."""
     return np.argsort(np.random.PCG64(SEED).random_raw(n), kind="stable")
 
 
 def divide(n: int) -> dict[str, np.ndarray]:
-    """Rows of a train file of n: a tenth each for "valid" and "outer_valid", the rest (80 %) for
-    "train"."""
-    order, tenth = permutation(n), n // 10
-    return {
-        "train": order[2 * tenth :],
-        "valid": order[:tenth],
-        "outer_valid": order[tenth : 2 * tenth],
-    }
+    """Rows of a train file of n: a tenth each for "valid" and "outer_valid", the rest to train."""
+    tenth = n // 10
+    valid, outer_valid, train = np.split(permutation(n), [tenth, 2 * tenth])
+    return {"train": train, "valid": valid, "outer_valid": outer_valid}
 
 
 def undivided(dataset: Dataset) -> Dataset:
@@ -61,8 +51,7 @@ def image_dataset(
     classes: int,
     source: str,
 ) -> Dataset:
-    """The data set of two (images uint8 [N, H, W, C], labels [N]) pairs, on the device with its
-    four splits."""
+    """The data set of two (images uint8 [N, H, W, C], labels [N]) pairs, split, on the device."""
     images, labels = train
     parts = {split: (images[rows], labels[rows]) for split, rows in divide(len(images)).items()}
     parts["test"] = test

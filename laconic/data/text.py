@@ -1,10 +1,9 @@
-"""A plain text file as tokens, for next-token prediction; Python's own standard library where no
-file is given.
+"""A plain text file as tokens, for next-token prediction; by default Python's standard library.
 
-The text is dealt out to the splits by pages, or by lines where each is a sentence of its own, and
-then encoded: bytes, or byte pairs learned from the train split. That split is one flat array: an
-example is a window of context + 1 tokens at any offset. Held-out splits are rows of non-overlapping
-windows, at most 512 of them (evenly spread), so that evaluation stays cheap.
+Pages of the text, or lines where each is a sentence, are divided among the splits and then encoded
+as bytes, or as byte pairs learned from the train split. That split is one flat array: an example is
+a window of context + 1 tokens at any offset. Held-out splits are rows of non-overlapping windows,
+at most 512 of them (evenly spread), so that evaluation stays cheap.
 """
 
 import hashlib
@@ -18,35 +17,28 @@ import numpy as np
 
 from laconic.data.bpe import BYTES, learned_once
 from laconic.data.feed import Arrays, Batch, Resident
-from laconic.data.locate import find, plain, search_path
+from laconic.data.files import find, read_bytes, search_path
 from laconic.data.splits import Dataset, divide, permutation
 from laconic.errors import LaconicError, require_positive
 
 LIBRARY_BYTES = 4_000_000
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "idlelib", "lib2to3"}
 HELD_OUT_ROWS = 512
-PAGE_WINDOWS = (
-    64  # the split deals out pages, so that few training windows span two places of the text
-)
-LEAST_PAGES = 20  # and lines
+PAGE_WINDOWS = 64  # large pages, so that few training windows span two of them
+LEAST_PAGES = 20  # or lines
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Gathers rows of `width` tokens: from any offset of a flat array, or the given rows of a
-    table."""
+    """Gathers windows of `width` tokens: from any offset of a flat array, or rows of a table."""
 
     width: int
 
     def __call__(self, arrays: Arrays, indices: jax.Array) -> Batch:
         """The windows at the indices, [..., width]."""
-        return jax.tree.map(
-            lambda a: a[self._offsets(indices)] if a.ndim == 1 else a[indices], arrays
-        )
-
-    def _offsets(self, starts: jax.Array) -> jax.Array:
-        within = jax.lax.broadcasted_iota(starts.dtype, (*starts.shape, self.width), starts.ndim)
-        return starts[..., None] + within
+        shape = (*indices.shape, self.width)
+        offsets = indices[..., None] + jax.lax.broadcasted_iota(indices.dtype, shape, indices.ndim)
+        return jax.tree.map(lambda a: a[offsets if a.ndim == 1 else indices], arrays)
 
 
 @dataclass(frozen=True)
@@ -64,31 +56,24 @@ class CountWindows:
 def load(
     file: str | None = None, context: int = 64, *, vocabulary: int = BYTES, lines: bool = False
 ) -> Dataset:
-    """A text with 72 % of its pages for training, 9 % each for validation and outer validation, 10
-    % for test.
+    """A text with 72 % of its pages to train on, 9 % for each validation split, 10 % for test.
 
-    Batches are {"x": [B, context + 1]}, uint8 for bytes and uint16 for a larger vocabulary of byte
-    pairs. `file` is a path, or a name below the search path. With `lines` it is lines that are
-    dealt out, not pages. The source names the text's sha256, since the standard library differs
-    between Python versions.
+    Batches are {"x": [B, context + 1]}, uint8 for bytes and uint16 for byte pairs. `file` is a
+    path, or a name below the search path. With `lines`, lines are divided instead of pages. The
+    source names the text's sha256, since the standard library differs between Python versions.
     """
     require_positive(context=context)
     text, name = (library(), "Python's standard library") if file is None else read(file)
     width = context + 1
-    pieces = (
-        sentences(text, name) if lines else [page.tobytes() for page in paginate(text, width, name)]
-    )
-    parts = {
-        split: b"".join(pieces[i] for i in np.sort(which))
-        for split, which in deal(len(pieces)).items()
-    }
+    pieces = sentences(text, name) if lines else pages(text, width, name)
+    dealt = deal(len(pieces)).items()
+    parts = {split: b"".join(pieces[i] for i in np.sort(which)) for split, which in dealt}
     tokens = encoded(parts, vocabulary)
     for split, found in tokens.items():
         if len(found) < width:
             raise LaconicError(
                 f"{name} leaves {len(found)} tokens for the split {split!r}, too few for a context "
-                f"of {context}: "
-                "give a longer text or a shorter context."
+                f"of {context}: give a longer text or a shorter context."
             )
     splits = {"train": {"x": jnp.asarray(tokens.pop("train"))}}
     for split, found in tokens.items():
@@ -120,7 +105,7 @@ def read(file: str) -> tuple[bytes, str]:
             f"no text file {file}: it is neither a path from {Path.cwd()} nor below "
             f"{', '.join(map(str, search_path()))}; give the full path."
         )
-    return plain(path), str(path)
+    return read_bytes(path), str(path)
 
 
 def library(root: Path | None = None, limit: int = LIBRARY_BYTES) -> bytes:
@@ -130,7 +115,7 @@ def library(root: Path | None = None, limit: int = LIBRARY_BYTES) -> bytes:
     kept = sorted(path.as_posix() for path in relative if not NOT_LIBRARY & set(path.parts))
     text = bytearray()
     for name in kept:
-        text += plain(root / name)
+        text += read_bytes(root / name)
         if len(text) >= limit:
             break
     return bytes(text[:limit])
@@ -141,23 +126,21 @@ def sentences(text: bytes, name: str) -> list[bytes]:
     found = [line.rstrip(b"\r\n") + b"\n" for line in text.split(b"\n") if line.strip()]
     if len(found) < LEAST_PAGES:
         raise LaconicError(
-            f"{name} has {len(found)} lines, too few to split: give {LEAST_PAGES}, or leave out "
-            "lines."
+            f"{name} has {len(found)} lines, too few to split: give {LEAST_PAGES}, or omit lines."
         )
     return found
 
 
-def paginate(text: bytes, width: int, name: str) -> np.ndarray:
-    """The text as pages [P, whole windows]: up to 64 windows a page, fewer where the text is short."""
+def pages(text: bytes, width: int, name: str) -> list[bytes]:
+    """The text as pages of whole windows: up to 64 a page, fewer where the text is short."""
     windows = len(text) // width
     if windows < LEAST_PAGES:
         raise LaconicError(
             f"{name} has {len(text)} bytes, too few to split for a context of {width - 1}: "
             f"give at least {LEAST_PAGES * width} bytes or a shorter context."
         )
-    page = width * min(PAGE_WINDOWS, windows // LEAST_PAGES)
-    count = len(text) // page
-    return np.frombuffer(text, np.uint8, count * page).reshape(count, page)
+    size = width * min(PAGE_WINDOWS, windows // LEAST_PAGES)
+    return [text[at : at + size] for at in range(0, len(text) // size * size, size)]
 
 
 def spread(table: np.ndarray, most: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from laconic.data.npy import Header, read_header
+from laconic.data.files import Header, read_header
 from laconic.flower.model import Arrays, Form, Model
 
 SHOWN = 3  # how many names a reason lists

@@ -19,8 +19,17 @@ Metrics = dict[str, jax.Array]
 
 
 class Aux(NamedTuple):
-    """What a loss returns beside its value: the model state after the batch, and metrics (means
-    over the batch)."""
+    """What a loss returns beside its value.
+
+    Attributes:
+        model_state: the model state after the batch, () if the model carries none.
+        metrics: means over the batch by name, such as "accuracy".
+
+    Example:
+        >>> from laconic import Aux
+        >>> Aux(metrics={"accuracy": 0.5}).model_state
+        ()
+    """
 
     model_state: ModelState = ()
     metrics: Metrics = {}  # noqa: RUF012  (never mutated)
@@ -35,13 +44,30 @@ class Aux(NamedTuple):
 class Task:
     """Anything that can be trained by communication rounds.
 
-    init:     key → (params, model_state); model_state is () unless the model carries statistics (BatchNorm)
-    loss:     (params, model_state, batch, key) → (scalar loss, Aux), in training mode
-    feed:     where batches come from; its arrays are the task's only leaves
-    evaluate: (params, model_state, batch) → metrics, in inference mode; must hold "loss" and may
-    hold "accuracy" classes:  how many equally likely answers a guess has (ln of it is the loss of
-    knowing nothing); None if there are no classes at_once:  how many examples a gradient of more of
-    them takes at a time, so that they fit in memory; None: all
+    A task is a pytree whose only leaves are its feed's arrays. `make_task` makes the named ones,
+    `plain_task` one from two plain functions.
+
+    Args:
+        name: what records and messages call it.
+        init: key → (params, model_state); model_state is () unless the model carries statistics
+            (BatchNorm).
+        loss: (params, model_state, batch, key) → (scalar loss, Aux), in training mode.
+        feed: where batches come from.
+        evaluate: (params, model_state, batch) → metrics, in inference mode; must hold "loss" and
+            may hold "accuracy".
+        classes: number of classes C; ln C is the loss of a uniform guess. None: no classes.
+        at_once: examples of a batch whose gradient is taken at a time, to save memory; None: all.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from laconic import make_task
+        >>> task = make_task("digits-mlp")
+        >>> params, model_state = task.init(jax.random.key(0))
+        >>> batch = task.feed.take(jnp.arange(32))
+        >>> loss, aux = task.loss(params, model_state, batch, jax.random.key(1))
+        >>> loss.shape
+        ()
     """
 
     name: str
@@ -62,11 +88,28 @@ def plain_task(
     test: Arrays | None = None,
     metrics: Callable[[Params, Batch], Metrics] | None = None,
 ) -> Task:
-    """A task from two plain functions: `init(key) → params` and `loss(params, batch) → scalar`.
+    """A task from two plain functions.
 
-    `data` (and `test`) are pytrees of arrays with one example a row, or a ready feed. Nothing is
-    held out here: give `test` to see test loss, and `metrics(params, batch)` to see more than the
-    loss.
+    Args:
+        name: what records and messages call it.
+        init: key → params, any pytree of arrays.
+        loss: (params, batch) → scalar.
+        data: training data, a pytree of arrays with one example a row; or a ready feed.
+        test: held-out data of the same form; without it no test loss is measured.
+        metrics: (params, batch) → further numbers to evaluate beside the loss.
+
+    Returns:
+        The `Task`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laconic import plain_task
+        >>> x = jnp.linspace(-1.0, 1.0, 64)
+        >>> init = lambda key: {"w": jnp.zeros(())}
+        >>> loss = lambda params, batch: jnp.mean((params["w"] * batch["x"] - batch["y"]) ** 2)
+        >>> task = plain_task("line", init, loss, {"x": x, "y": 3 * x})
+        >>> task.feed.size()
+        64
     """
     if isinstance(data, Feed):
         if test is not None:

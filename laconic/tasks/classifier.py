@@ -1,8 +1,6 @@
-"""From an Equinox model and a data set to a classification task: mean softmax cross-entropy and
-accuracy."""
+"""Classification tasks from an Equinox model and a data set: mean cross-entropy and accuracy."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -35,88 +33,71 @@ def classifier_task(
     """The task of a model `build(key)` that maps a batch [B, …] to logits [B, classes].
 
     With `compute` jnp.bfloat16 the model runs on a bfloat16 copy of its matrices; parameters,
-    gradients, statistics and the loss are float32 all the same.
+    gradients, statistics and the loss stay float32.
     """
-
-    def train(model: Model, x: jax.Array, state: ModelState) -> tuple[jax.Array, ModelState]:
-        return model(x), state
-
-    def infer(model: Model, x: jax.Array, state: ModelState) -> jax.Array:
-        return model(x)
-
-    return _task(name, lambda key: (build(key), ()), dataset, read, train, infer, compute)
+    train = lambda model, x, state: (model(x), state)
+    infer = lambda model, x, state: model(x)
+    return _task(name, build, lambda model: (), dataset, read, train, infer, compute)
 
 
 def stateful_classifier_task(
     name: str,
-    build: Callable[[jax.Array], tuple[Model, ModelState]],
+    build: Callable[[jax.Array], Model],
     dataset: Dataset,
     read: Read = images,
     compute: Compute = None,
 ) -> Task:
-    """The same for a model with statistics: `build(key) → (model, state)`.
+    """The same for a model with statistics, which has three methods instead of a call.
 
-    `model.train(x, state) → (logits, state)` and `model.infer(x, state) → logits`.
+    `begin() → state`, `train(x, state) → (logits, state)` and `infer(x, state) → logits`.
     """
-
-    def train(model: Model, x: jax.Array, state: ModelState) -> tuple[jax.Array, ModelState]:
-        return model.train(x, state)
-
-    def infer(model: Model, x: jax.Array, state: ModelState) -> jax.Array:
-        return model.infer(x, state)
-
-    return _task(name, build, dataset, read, train, infer, compute)
+    begin = lambda model: model.begin()
+    train = lambda model, x, state: model.train(x, state)
+    infer = lambda model, x, state: model.infer(x, state)
+    return _task(name, build, begin, dataset, read, train, infer, compute)
 
 
 def _task(
     name: str,
-    build: Callable[[jax.Array], tuple[Model, ModelState]],
+    build: Callable[[jax.Array], Model],
+    begin: Callable[[Model], ModelState],
     dataset: Dataset,
     read: Read,
     train: Callable[[Model, jax.Array, ModelState], tuple[jax.Array, ModelState]],
     infer: Callable[[Model, jax.Array, ModelState], jax.Array],
     compute: Compute,
 ) -> Task:
-    static = _static_part(lambda key: build(key)[0])
-    cast = partial(_computing_in, compute)
+    shapes = eqx.filter_eval_shape(build, jax.random.key(0))
+    is_shape = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
+    static = eqx.filter(shapes, is_shape, inverse=True)
 
     def init(key: jax.Array) -> tuple[Params, ModelState]:
-        model, state = build(key)
-        return eqx.filter(model, eqx.is_array), state
+        model = build(key)
+        return eqx.filter(model, eqx.is_array), begin(model)
+
+    def prepare(params: Params, batch: Batch) -> tuple[Model, jax.Array, jax.Array]:
+        """The model in the type to compute in (vectors stay float32), inputs and labels."""
+        x, labels = read(batch)
+        cast = lambda leaf: _floats_to(compute, leaf) if leaf.ndim > 1 else leaf
+        return eqx.combine(jax.tree.map(cast, params), static), _floats_to(compute, x), labels
 
     def loss(
         params: Params, model_state: ModelState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Aux]:
-        x, labels = read(batch)
-        logits, model_state = train(
-            eqx.combine(cast(params), static), _floats_to(compute, x), model_state
-        )
+        model, x, labels = prepare(params, batch)
+        logits, model_state = train(model, x, model_state)
         metrics = score(logits, labels)
         return metrics["loss"], Aux(model_state, {"accuracy": metrics["accuracy"]})
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-        x, labels = read(batch)
-        return score(
-            infer(eqx.combine(cast(params), static), _floats_to(compute, x), model_state), labels
-        )
+        model, x, labels = prepare(params, batch)
+        return score(infer(model, x, model_state), labels)
 
     return Task(name, init, loss, dataset.feed, evaluate=evaluate, classes=dataset.classes)
 
 
-def _computing_in(compute: Compute, params: Params) -> Params:
-    """Matrices and kernels in another type; vectors stay, for they are cheap and layers use them in
-    float32."""
-    return jax.tree.map(lambda leaf: _floats_to(compute, leaf) if leaf.ndim > 1 else leaf, params)
-
-
 def _floats_to(compute: Compute, x: jax.Array) -> jax.Array:
     return x if compute is None or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(compute)
-
-
-def _static_part(build: Callable[[jax.Array], Model]) -> Model:
-    """What is left of a model without its arrays; found by tracing, so that nothing is computed."""
-    shapes = eqx.filter_eval_shape(build, jax.random.key(0))
-    return eqx.filter(shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct), inverse=True)
 
 
 def score(logits: jax.Array, labels: jax.Array) -> Metrics:

@@ -16,14 +16,14 @@ from laconic.tasks.layers import LayerNorm, Linear, fan_in_normals
 from laconic.tasks.transformer import (
     Attend,
     Block,
+    apply_transformer,
     block_shapes,
-    blocks_of,
-    causal,
+    causal_attention,
+    make_blocks,
     rotary,
-    through_blocks,
 )
 
-POSITIONS: dict[str, Attend] = {"learned": causal, "rotary": rotary(causal)}
+POSITIONS: dict[str, Attend] = {"learned": causal_attention, "rotary": rotary(causal_attention)}
 
 
 class Decoder(eqx.Module):
@@ -51,50 +51,43 @@ class Decoder(eqx.Module):
             raise unknown("kind of positions", positions, POSITIONS)
         if positions == "rotary" and hidden % (2 * heads):
             raise LaconicError(
-                f"rotary positions turn pairs, but hidden={hidden} by heads={heads} gives heads of "
-                "an odd size; "
-                "make hidden a multiple of twice the heads."
+                f"rotary positions rotate pairs, but hidden={hidden} by heads={heads} gives heads "
+                "of an odd size; make hidden a multiple of twice the heads."
             )
-        inner = block_shapes(hidden, heads, layers)
         learned = [(context, hidden)] if positions == "learned" else []
         outer = [(vocabulary, hidden), *learned, (hidden, vocabulary)]
-        drawn = fan_in_normals(key, *outer, *inner)
+        drawn = fan_in_normals(key, *outer, *block_shapes(hidden, heads, layers))
         self.tokens, *table, head = drawn[: len(outer)]
         self.positions = table[0] if table else None
-        self.blocks = blocks_of(drawn[len(outer) :], heads)
+        self.blocks = make_blocks(drawn[len(outer) :], heads)
         self.norm = LayerNorm(hidden)
         self.head = Linear(head)
         self.attend = POSITIONS[positions]
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         """Integers [B, T] with T ≤ context → logits [B, T, vocabulary]."""
-        x_BTD = looked_up(self.tokens, tokens_BT)
+        x_BTD = embed(self.tokens, tokens_BT)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions[None, : tokens_BT.shape[1]]
-        return self.head(self.norm(through_blocks(self.blocks, x_BTD, self.attend)))
+        return self.head(self.norm(apply_transformer(self.blocks, x_BTD, self.attend)))
 
 
 @jax.custom_vjp
-def looked_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Rows of the table. The gradient is a product with one-hot vectors.
+def embed(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """Rows of the table, whose gradient is a product with one-hot vectors.
 
-    The derivative of indexing is a scatter, which is slow and whose order of summation is anybody's
-    guess on a GPU.
+    The derivative of indexing is a scatter: slow, and summed in no fixed order on a GPU.
     """
     return table_VD[tokens_BT]
 
 
-def _looked_up_backward(
-    kept: tuple[jax.Array, jax.Array], g_BTD: jax.Array
-) -> tuple[jax.Array, None]:
+def _embed_backward(kept: tuple[jax.Array, jax.Array], g_BTD: jax.Array) -> tuple[jax.Array, None]:
     table_VD, tokens_BT = kept
     one_hot_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=g_BTD.dtype)
     return jnp.einsum("btv,btd->vd", one_hot_BTV, g_BTD), None
 
 
-looked_up.defvjp(
-    lambda table, tokens: (looked_up(table, tokens), (table, tokens)), _looked_up_backward
-)
+embed.defvjp(lambda table, tokens: (embed(table, tokens), (table, tokens)), _embed_backward)
 
 
 def next_tokens(batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -1,13 +1,11 @@
-"""Residual networks of bottleneck blocks (He et al., 2015): ResNet-50 is 3-4-6-3 blocks, ResNet-152
-3-8-36-3.
+"""Residual networks of bottleneck blocks (He et al., 2015).
 
-The stride of a stage is that of its first 3×3 convolution, as everyone has it today. Large images
-enter by a 7×7 convolution and a pool that shrink them fourfold, images of up to 64×64 by a 3×3
-convolution that does not, or if asked with a pool that halves them. The running statistics of every
-BatchNorm are the model state, which a round carries and averages.
+ResNet-50 has 3-4-6-3 blocks, ResNet-152 3-8-36-3. The first 3×3 convolution of a stage carries its
+stride, as is common today. Images of up to 64×64 enter by a 3×3 convolution of stride 1 (with a
+pool of stride 2 if asked), larger ones by a 7×7 convolution and a pool that shrink them fourfold.
+The model state is the running statistics of every BatchNorm; a round carries and averages it.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -24,12 +22,12 @@ from laconic.tasks.layers import (
     ConvNorm,
     Linear,
     Statistics,
+    apply_blocks,
     fan_in_normals,
     max_pool,
 )
-from laconic.tasks.tower import through
 
-EXPANSION = 4  # a block gives four times the channels that it works in
+EXPANSION = 4  # output channels of a block over its inner ones
 SMALL_SIDE = 64
 
 
@@ -46,19 +44,10 @@ STEMS = {"small": Stem(3, 1, False), "pooled": Stem(3, 1, True), "large": Stem(7
 Apply = Callable[[ConvNorm, jax.Array, Statistics], tuple[jax.Array, Statistics]]
 
 
-def _train(conv: ConvNorm, x: jax.Array, running: Statistics) -> tuple[jax.Array, Statistics]:
-    return conv.train(x, running)
-
-
-def _infer(conv: ConvNorm, x: jax.Array, running: Statistics) -> tuple[jax.Array, Statistics]:
-    return conv.infer(x, running), running
-
-
 class Bottleneck(eqx.Module):
-    """ReLU(x + f(x)), f: 1×1 to fewer channels, 3×3, 1×1 to four times as many, each with
-    BatchNorm.
+    """ReLU(x + f(x)), f: 1×1 to fewer channels, 3×3, 1×1 to four times as many, with BatchNorms.
 
-    Where f changes the shape, a 1×1 convolution brings x to it; otherwise `shortcut` is None.
+    Where f changes the shape, `shortcut` is a 1×1 convolution of x; otherwise None.
     """
 
     convs: tuple[ConvNorm, ConvNorm, ConvNorm]
@@ -84,8 +73,7 @@ class Bottleneck(eqx.Module):
 
 
 class ResNet(eqx.Module):
-    """A stem, four stages (or as many as `blocks` has numbers) of doubling width and halving size,
-    a linear head."""
+    """A stem, a stage for each number in `blocks` (doubling width, halving size), a linear head."""
 
     stem: ConvNorm
     stages: tuple[tuple[Bottleneck, ...], ...]
@@ -97,7 +85,6 @@ class ResNet(eqx.Module):
         key: jax.Array,
         inputs: int,
         classes: int,
-        *,
         blocks: Sequence[int],
         width: int,
         stem: str,
@@ -107,9 +94,9 @@ class ResNet(eqx.Module):
         for kind, name, known in (("stem", stem, STEMS), ("convolution", conv, CONVOLUTIONS)):
             if name not in known:
                 raise unknown(kind, name, known)
-        weights = iter(
-            fan_in_normals(key, *_shapes(inputs, classes, blocks, width, STEMS[stem].kernel))
-        )
+        kernel, first_stride, self.pooled = STEMS[stem]
+        shapes = _shapes(inputs, classes, blocks, width, kernel)
+        weights = iter(fan_in_normals(key, *shapes))
 
         def layer(stride: int) -> ConvNorm:
             return ConvNorm(next(weights), stride, convolve=CONVOLUTIONS[conv])
@@ -118,24 +105,23 @@ class ResNet(eqx.Module):
             stride = 2 if first and stage > 0 else 1
             return Bottleneck((layer(1), layer(stride), layer(1)), layer(stride) if first else None)
 
-        self.stem, self.pooled = layer(STEMS[stem].stride), STEMS[stem].pooled
+        self.stem = layer(first_stride)
         self.stages = tuple(tuple(block(s, i == 0) for i in range(n)) for s, n in enumerate(blocks))
         self.head = Linear(next(weights))
 
     def begin(self) -> tuple[Any, ...]:
         """Statistics before the first batch: the stem's, then those of each stage's blocks."""
-        blocks = tuple(
-            tuple(tuple(conv.begin() for conv in b.all) for b in stage) for stage in self.stages
-        )
-        return self.stem.begin(), blocks
+        start = lambda block: tuple(conv.begin() for conv in block.all)
+        return self.stem.begin(), tuple(tuple(map(start, stage)) for stage in self.stages)
 
     def train(self, x_BHWC: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Logits by the batch's statistics, and the running statistics after it."""
-        return self._run(x_BHWC, state, _train)
+        return self._run(x_BHWC, state, ConvNorm.train)
 
     def infer(self, x_BHWC: jax.Array, state: Any) -> jax.Array:
         """Logits by the running statistics."""
-        return self._run(x_BHWC, state, _infer)[0]
+        infer = lambda conv, x, running: (conv.infer(x, running), running)
+        return self._run(x_BHWC, state, infer)[0]
 
     def _run(self, x: jax.Array, state: Any, apply: Apply) -> tuple[jax.Array, Any]:
         stem, stages = state
@@ -147,7 +133,7 @@ class ResNet(eqx.Module):
         step = lambda block, x, running: block(x, running, apply)
         for (first, *rest), (first_state, *states) in zip(self.stages, stages, strict=True):
             x, first_state = step(first, x, first_state)
-            x, states = through(rest, x, states, step)
+            x, states = apply_blocks(rest, x, states, step)
             after.append((first_state, *states))
         pooled = jnp.mean(x.astype(jnp.float32), (1, 2)).astype(x.dtype)
         return self.head(pooled), (stem, tuple(after))
@@ -156,20 +142,18 @@ class ResNet(eqx.Module):
 def _shapes(
     inputs: int, classes: int, blocks: Sequence[int], width: int, kernel: int
 ) -> Iterator[tuple[int, ...]]:
-    """The shapes of all kernels in the order in which they are used, a shortcut's after its
-    block's."""
+    """The shapes of all kernels in the order of use, a shortcut's after its block's."""
     yield kernel, kernel, inputs, width
     channels = width
-    for stage, index in itertools.chain(
-        *([(s, i) for i in range(n)] for s, n in enumerate(blocks))
-    ):
+    for stage, count in enumerate(blocks):
         inner = width * 2**stage
-        yield 1, 1, channels, inner
-        yield 3, 3, inner, inner
-        yield 1, 1, inner, EXPANSION * inner
-        if index == 0:
-            yield 1, 1, channels, EXPANSION * inner
-        channels = EXPANSION * inner
+        for index in range(count):
+            yield 1, 1, channels, inner
+            yield 3, 3, inner, inner
+            yield 1, 1, inner, EXPANSION * inner
+            if index == 0:
+                yield 1, 1, channels, EXPANSION * inner
+            channels = EXPANSION * inner
     yield channels, classes
 
 
@@ -191,15 +175,8 @@ def resnet_task(
     conv: str = "product",
     compute: Compute = None,
 ) -> Task:
-    """Classification of images of any size and number of classes; the stem is chosen by the size
-    unless it is given."""
+    """Classification of images; unless given, the stem is chosen by their size."""
     *sides, inputs = image_shape(dataset)
     stem = stem or ("small" if max(sides) <= SMALL_SIDE else "large")
-
-    def build(key: jax.Array) -> tuple[ResNet, Any]:
-        model = ResNet(
-            key, inputs, dataset.classes, blocks=blocks, width=width, stem=stem, conv=conv
-        )
-        return model, model.begin()
-
-    return stateful_classifier_task(name, build, dataset, compute=compute)
+    sizes = inputs, dataset.classes, blocks, width, stem, conv
+    return stateful_classifier_task(name, lambda key: ResNet(key, *sizes), dataset, compute=compute)

@@ -1,30 +1,47 @@
-"""A transformer's block and its attention: everywhere or only back in time, with or without rotary
-positions.
+"""Transformer blocks and their attention: full or causal, with or without rotary positions.
 
-Letters: B batch, T S time, D hidden size, N heads, E head size.
+On NVIDIA GPUs, bfloat16 attention over few positions is one kernel, forward and backward. A model
+with sixteen patches or tokens has thousands of products of 16 × 16, one for each example and head.
+As batched matrix products each needs its own pass over memory and fills a sixteenth of the tile it
+is computed in. In the kernel a program takes one head of one example and keeps queries, keys,
+values and scores in registers.
+
+Letters: B batch, T S time, D hidden size, N heads, E head size, P positions rounded up to a power
+of two.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 from laconic.errors import LaconicError, require_positive
-from laconic.tasks.layers import LayerNorm, Linear
-from laconic.tasks.short_attention import Attend, has_kernel, over_heads, short_attention
-from laconic.tasks.tower import through
+from laconic.tasks.layers import LayerNorm, Linear, apply_blocks
+from laconic.units import has_units
 
 ROTARY_BASE = 10_000.0
+LONGEST, WIDEST = 32, 64  # positions and head size that one warp keeps in its registers
+NARROWEST = 16  # smallest side that matrix units multiply
+WARPS = 1  # measured on an H200: two or four are slower at T = 17, E = 64, no faster at T = E = 16
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # q, k, v [B, T, N, E] → the same
 
 
-def everywhere(q_BTNE: jax.Array, k_BSNE: jax.Array, v_BSNE: jax.Array) -> jax.Array:
+# --- attention as formulas ------------------------------------------------------------------------
+
+
+def full_attention(q_BTNE: jax.Array, k_BSNE: jax.Array, v_BSNE: jax.Array) -> jax.Array:
     """Every position sees every position."""
     return _mix(_scores(q_BTNE, k_BSNE), v_BSNE)
 
 
-def causal(q_BTNE: jax.Array, k_BSNE: jax.Array, v_BSNE: jax.Array) -> jax.Array:
+def causal_attention(q_BTNE: jax.Array, k_BSNE: jax.Array, v_BSNE: jax.Array) -> jax.Array:
     """Position t sees positions 0…t."""
     scores_BNTS = _scores(q_BTNE, k_BSNE)
     seen_TS = jnp.tril(jnp.ones(scores_BNTS.shape[-2:], bool))
@@ -32,13 +49,12 @@ def causal(q_BTNE: jax.Array, k_BSNE: jax.Array, v_BSNE: jax.Array) -> jax.Array
 
 
 def rotary(attend: Attend) -> Attend:
-    """The same with queries and keys turned by their positions: scores depend on distances only (Su
-    et al., 2021)."""
-    return lambda q_BTNE, k_BSNE, v_BSNE: attend(turned(q_BTNE), turned(k_BSNE), v_BSNE)
+    """The same with rotated queries and keys: scores depend on distances only (Su et al., 2021)."""
+    return lambda q_BTNE, k_BSNE, v_BSNE: attend(rotate(q_BTNE), rotate(k_BSNE), v_BSNE)
 
 
-def turned(x_BTNE: jax.Array) -> jax.Array:
-    """Pairs (i, i + E/2) of position t turned by the angle t·10000^(−2i/E)."""
+def rotate(x_BTNE: jax.Array) -> jax.Array:
+    """Pairs (i, i + E/2) of position t rotated by the angle t·10000^(−2i/E)."""
     _, T, _, E = x_BTNE.shape
     speeds = ROTARY_BASE ** (-jnp.arange(0, E, 2, dtype=jnp.float32) / E)
     angles_TE = jnp.arange(T, dtype=jnp.float32)[:, None] * speeds[None]
@@ -54,6 +70,132 @@ def _scores(q_BTNE: jax.Array, k_BSNE: jax.Array) -> jax.Array:
 
 def _mix(scores_BNTS: jax.Array, v_BSNE: jax.Array) -> jax.Array:
     return jnp.einsum("bnts,bsne->btne", jax.nn.softmax(scores_BNTS).astype(v_BSNE.dtype), v_BSNE)
+
+
+def over_heads(attend: Attend, heads: int, qkv: jax.Array) -> jax.Array:
+    """Attention by a formula: queries, keys and values side by side [B, T, 3·D] → [B, T, D]."""
+    B, T, threefold = qkv.shape
+    parts = [part.reshape(B, T, heads, -1) for part in jnp.split(qkv, 3, axis=-1)]
+    return attend(*parts).reshape(B, T, threefold // 3)
+
+
+# --- attention over few positions as a kernel -----------------------------------------------------
+
+
+def has_kernel(T: int, E: int, dtype: Any) -> bool:
+    """Whether a GPU can run the kernel: bfloat16, few positions, E a power of two."""
+    if jax.default_backend() != "gpu" or not has_units():
+        return False
+    return dtype == jnp.bfloat16 and T <= LONGEST and NARROWEST <= E <= WIDEST and E & (E - 1) == 0
+
+
+@cache
+def short_attention(
+    formula: Attend, heads: int, causal: bool, interpret: bool = False
+) -> Callable[..., jax.Array]:
+    """`over_heads` in the kernel; `formula` is the same attention in JAX.
+
+    Second derivatives, as in meta-training by backpropagation, are those of the formula.
+    """
+    plain = partial(over_heads, formula, heads)
+
+    def plain_slope(qkv: jax.Array, g_BTD: jax.Array) -> jax.Array:
+        return jax.vjp(plain, qkv)[1](g_BTD)[0]
+
+    call = partial(_call, heads, causal, interpret)
+
+    @jax.custom_vjp
+    def attend(qkv: jax.Array) -> jax.Array:
+        return call(_forward, "attention", jax.eval_shape(plain, qkv), qkv)
+
+    @jax.custom_vjp
+    def slope(qkv: jax.Array, g_BTD: jax.Array) -> jax.Array:
+        out = jax.eval_shape(plain_slope, qkv, g_BTD)
+        return call(_backward, "attention_gradient", out, qkv, g_BTD)
+
+    attend.defvjp(lambda qkv: (attend(qkv), qkv), lambda qkv, g_BTD: (slope(qkv, g_BTD),))
+    slope.defvjp(
+        lambda qkv, g_BTD: (slope(qkv, g_BTD), (qkv, g_BTD)),
+        lambda kept, h: jax.vjp(plain_slope, *kept)[1](h),
+    )
+    return attend
+
+
+def _call(
+    heads: int,
+    causal: bool,
+    interpret: bool,
+    program: Callable[..., None],
+    name: str,
+    out: jax.ShapeDtypeStruct,
+    *arrays: jax.Array,
+) -> jax.Array:
+    """Run a program, whose references are whole arrays, for every head of every example."""
+    B, T, threefold = arrays[0].shape
+    sizes = T, heads, threefold // 3 // heads, max(NARROWEST, pl.next_power_of_2(T))
+    run = pl.pallas_call(
+        partial(program, sizes, causal),
+        grid=(B * heads,),
+        out_shape=out,
+        interpret=interpret,
+        name=name,
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
+    )
+    return run(*arrays)
+
+
+_dot = partial(jnp.dot, preferred_element_type=jnp.float32)
+Sizes = tuple[int, int, int, int]  # T, N, E, P
+
+
+def _forward(sizes: Sizes, causal: bool, qkv: Any, out: Any) -> None:
+    q_PE, k_PE, v_PE = (_part(sizes, qkv, part) for part in range(3))
+    o_PE = _dot(_weights(sizes, causal, q_PE, k_PE).astype(v_PE.dtype), v_PE)
+    _write(sizes, out, 0, o_PE)
+
+
+def _backward(sizes: Sizes, causal: bool, qkv: Any, g: Any, out: Any) -> None:
+    q_PE, k_PE, v_PE = (_part(sizes, qkv, part) for part in range(3))
+    g_PE = _part(sizes, g, 0)
+    p_PP = _weights(sizes, causal, q_PE, k_PE)
+    dp_PP = _dot(g_PE, v_PE.T)
+    ds_PP = p_PP * (dp_PP - jnp.sum(p_PP * dp_PP, axis=1, keepdims=True)) / math.sqrt(sizes[2])
+    ds_PP = ds_PP.astype(q_PE.dtype)
+    _write(sizes, out, 0, _dot(ds_PP, k_PE))
+    _write(sizes, out, 1, _dot(ds_PP.T, q_PE))
+    _write(sizes, out, 2, _dot(p_PP.astype(g_PE.dtype).T, g_PE))
+
+
+def _weights(sizes: Sizes, causal: bool, q_PE: jax.Array, k_PE: jax.Array) -> jax.Array:
+    """Attention weights: the softmax of the scores."""
+    T, _, E, P = sizes
+    scores_PP = _dot(q_PE, k_PE.T) / math.sqrt(E)
+    to, at = jnp.arange(P)[:, None], jnp.arange(P)[None, :]
+    seen = (at < T) & (at <= to) if causal else at < T
+    scores_PP = jnp.where(seen, scores_PP, -jnp.inf)
+    weights_PP = jnp.exp(scores_PP - jnp.max(scores_PP, axis=1, keepdims=True))
+    return weights_PP / jnp.sum(weights_PP, axis=1, keepdims=True)
+
+
+def _where(sizes: Sizes, part: int) -> tuple[Any, jax.Array]:
+    """The indices of this program's [P, E] in the part-th D columns, and a mask of valid rows."""
+    T, N, E, P = sizes
+    b, n = pl.program_id(0) // N, pl.program_id(0) % N
+    rows, columns = jnp.arange(P)[:, None], jnp.arange(E)[None, :]
+    return (b, rows, (part * N + n) * E + columns), jnp.broadcast_to(rows < T, (P, E))
+
+
+def _part(sizes: Sizes, ref: Any, part: int) -> jax.Array:
+    at, valid = _where(sizes, part)
+    return triton.load(ref.at[at], mask=valid, other=0.0)
+
+
+def _write(sizes: Sizes, ref: Any, part: int, value: jax.Array) -> None:
+    at, valid = _where(sizes, part)
+    triton.store(ref.at[at], value.astype(ref.dtype), mask=valid)
+
+
+# --- blocks ---------------------------------------------------------------------------------------
 
 
 class Block(eqx.Module):
@@ -79,42 +221,38 @@ class Block(eqx.Module):
 
     def _attend(self, qkv: jax.Array, attend: Attend) -> jax.Array:
         _, T, threefold = qkv.shape
-        if attend in (everywhere, causal) and has_kernel(
-            T, threefold // 3 // self.heads, qkv.dtype
-        ):
-            return short_attention(attend, self.heads, attend is causal)(qkv)
+        plain = attend in (full_attention, causal_attention)
+        if plain and has_kernel(T, threefold // 3 // self.heads, qkv.dtype):
+            return short_attention(attend, self.heads, attend is causal_attention)(qkv)
         return over_heads(attend, self.heads, qkv)
 
 
 def block_shapes(hidden: int, heads: int, layers: int) -> list[tuple[int, int]]:
-    """The shapes of the four weights of each of so many blocks, one after the other."""
+    """The shapes of the four weights of each block, block after block."""
     require_positive(hidden=hidden, heads=heads, layers=layers)
     if hidden % heads:
         raise LaconicError(
             f"hidden={hidden} cannot be shared evenly by heads={heads}; make it a multiple."
         )
-    return [
-        (hidden, 3 * hidden),
-        (hidden, hidden),
-        (hidden, 4 * hidden),
-        (4 * hidden, hidden),
-    ] * layers
+    qkv, out = (hidden, 3 * hidden), (hidden, hidden)
+    up, down = (hidden, 4 * hidden), (4 * hidden, hidden)
+    return [qkv, out, up, down] * layers
 
 
-def blocks_of(weights: Sequence[jax.Array], heads: int) -> tuple[Block, ...]:
+def make_blocks(weights: Sequence[jax.Array], heads: int) -> tuple[Block, ...]:
     """The blocks made of weights of those shapes."""
     return tuple(Block(weights[i : i + 4], heads) for i in range(0, len(weights), 4))
 
 
-def through_blocks(blocks: Sequence[Block], x_BTD: jax.Array, attend: Attend) -> jax.Array:
+def apply_transformer(blocks: Sequence[Block], x_BTD: jax.Array, attend: Attend) -> jax.Array:
     """All blocks in turn.
 
-    Of each only what its matrix products give is kept for the backward pass: all else is cheaper to
-    compute again than to write out and read back.
+    The backward pass keeps only the results of matrix products: everything else is cheaper to
+    recompute than to write out and read back.
     """
     lean = jax.checkpoint(
         lambda block, x, state: (block(x, attend), state),
         policy=jax.checkpoint_policies.dots_saveable,
         prevent_cse=False,  # nothing to merge with across the steps of a scan
     )
-    return through(blocks, x_BTD, [()] * len(blocks), lean)[0]
+    return apply_blocks(blocks, x_BTD, [()] * len(blocks), lean)[0]

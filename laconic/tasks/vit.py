@@ -1,8 +1,7 @@
-"""A vision transformer (Dosovitskiy et al., 2020): patches, a class token, learned positions,
-pre-LayerNorm blocks.
+"""A vision transformer (Dosovitskiy et al., 2020) with a class token and pre-LayerNorm blocks.
 
-Of DeiT-tiny's size: hidden 192, 3 heads, 12 layers. Of ViT-B's: hidden 768, 12 heads, 12 layers. No
-dropout, no distillation token. Letters: B batch, T patches, D hidden size, P side of a patch.
+DeiT-tiny has hidden 192, 3 heads, 12 layers; ViT-B hidden 768, 12 heads, 12 layers. No dropout, no
+distillation token. Letters: B batch, T patches, D hidden size, P side of a patch.
 """
 
 import equinox as eqx
@@ -14,7 +13,13 @@ from laconic.errors import LaconicError, require_positive
 from laconic.tasks.base import Task
 from laconic.tasks.classifier import Compute, classifier_task
 from laconic.tasks.layers import LayerNorm, Linear, fan_in_normals
-from laconic.tasks.transformer import Block, block_shapes, blocks_of, everywhere, through_blocks
+from laconic.tasks.transformer import (
+    Block,
+    apply_transformer,
+    block_shapes,
+    full_attention,
+    make_blocks,
+)
 
 
 class ViT(eqx.Module):
@@ -33,7 +38,6 @@ class ViT(eqx.Module):
         key: jax.Array,
         shape: tuple[int, ...],
         classes: int,
-        *,
         patch: int,
         hidden: int,
         heads: int,
@@ -43,17 +47,17 @@ class ViT(eqx.Module):
         height, width, channels = shape
         if height % patch or width % patch:
             raise LaconicError(
-                f"patches of {patch} do not tile images of {height}×{width}; choose a divisor of "
-                "both."
+                f"patches of {patch} do not tile images of {height}×{width}; use a divisor of both."
             )
         tokens = 1 + (height // patch) * (width // patch)
         outer = [(patch * patch * channels, hidden), (tokens, hidden), (hidden, classes)]
         embed, self.positions, head, *inner = fan_in_normals(
             key, *outer, *block_shapes(hidden, heads, layers)
         )
-        self.embed, self.head = Linear(embed), Linear(head)
+        self.embed = Linear(embed)
+        self.head = Linear(head)
         self.token = jnp.zeros(hidden)
-        self.blocks = blocks_of(inner, heads)
+        self.blocks = make_blocks(inner, heads)
         self.norm = LayerNorm(hidden)
         self.patch = patch
 
@@ -63,7 +67,7 @@ class ViT(eqx.Module):
         B, _, D = x_BTD.shape
         first = jnp.broadcast_to(self.token.astype(x_BTD.dtype), (B, 1, D))
         x_BTD = jnp.concatenate([first, x_BTD], axis=1) + self.positions[None]
-        return self.head(self.norm(through_blocks(self.blocks, x_BTD, everywhere)[:, 0]))
+        return self.head(self.norm(apply_transformer(self.blocks, x_BTD, full_attention)[:, 0]))
 
 
 def patches(x_BHWC: jax.Array, side: int) -> jax.Array:
@@ -83,12 +87,6 @@ def vit_task(
     layers: int,
     compute: Compute = None,
 ) -> Task:
-    """Classification of square patches of images of any size and number of classes."""
-    shape = image_shape(dataset)
-
-    def build(key: jax.Array) -> ViT:
-        return ViT(
-            key, shape, dataset.classes, patch=patch, hidden=hidden, heads=heads, layers=layers
-        )
-
-    return classifier_task(name, build, dataset, compute=compute)
+    """Classification of images cut into square patches."""
+    sizes = image_shape(dataset), dataset.classes, patch, hidden, heads, layers
+    return classifier_task(name, lambda key: ViT(key, *sizes), dataset, compute=compute)

@@ -138,7 +138,7 @@ def test_missing_data_says_which_file_goes_where(capfd, tmp_path, monkeypatch):
     def unreachable(*args, **kwargs):
         raise OSError("no network")
 
-    monkeypatch.setattr("laconic.data.locate.search_path", lambda: [tmp_path / "data"])
+    monkeypatch.setattr("laconic.data.files.search_path", lambda: [tmp_path / "data"])
     monkeypatch.setattr("urllib.request.urlopen", unreachable)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -9,10 +9,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from laconic.data import cifar10
-from laconic.data.locate import Remote
+from laconic.data import images as sets
+from laconic.data.files import Remote
 
-NAMES = list(cifar10.MD5)
+NAMES = list(sets.CIFAR10_MD5)
 
 
 def record_bytes(images_NHWC, labels):
@@ -41,8 +41,8 @@ def md5(data):
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def registry(contents, archive=cifar10.ARCHIVE):
-    return cifar10.published(archive, {name: md5(data) for name, data in contents.items()})
+def registry(contents, archive=sets.CIFAR10_ARCHIVE):
+    return sets.cifar10_files(archive, {name: md5(data) for name, data in contents.items()})
 
 
 def put(folder, contents):
@@ -66,8 +66,8 @@ def pack(path, members):
 
 
 def test_loads_small_official_files(data_root, contents, arrays):
-    put(data_root / cifar10.FOLDER, contents)
-    dataset = cifar10.load(files=registry(contents))
+    put(data_root / sets.CIFAR10_FOLDER, contents)
+    dataset = sets.load_cifar10(files=registry(contents))
     sizes = {split: dataset.feed.size(split) for split in dataset.feed.splits}
     assert sizes == {"train": 24, "valid": 3, "outer_valid": 3, "test": 6}
     images, labels = arrays["test_batch.bin"]
@@ -81,27 +81,30 @@ def test_loads_small_official_files(data_root, contents, arrays):
 def test_downloads_and_unpacks_the_archive(data_root, contents, serve, tmp_path):
     site = tmp_path / "site"
     archive = pack(
-        site / "c.tar.gz", {f"{cifar10.FOLDER}/{name}": data for name, data in contents.items()}
+        site / "c.tar.gz",
+        {f"{sets.CIFAR10_FOLDER}/{name}": data for name, data in contents.items()},
     )
     archive = dataclasses.replace(archive, url=serve(site) + "/c.tar.gz")
-    dataset = cifar10.load(archive, registry(contents, archive))
+    dataset = sets.load_cifar10(archive, registry(contents, archive))
     assert dataset.feed.size("test") == 6
-    assert sorted(path.name for path in (data_root / cifar10.FOLDER).iterdir()) == sorted(NAMES)
+    assert sorted(path.name for path in (data_root / sets.CIFAR10_FOLDER).iterdir()) == sorted(
+        NAMES
+    )
 
 
 def test_unpacks_only_what_it_wants_and_where_it_wants(data_root, contents, tmp_path):
     kept = b"here before"
-    put(data_root / cifar10.FOLDER, {NAMES[0]: kept})
+    put(data_root / sets.CIFAR10_FOLDER, {NAMES[0]: kept})
     members = {f"../../{name}": data for name, data in contents.items()}
     members |= {"/tmp/evil.bin": b"evil", "batches.meta.txt": b"names"}
     archive = pack(data_root / "cifar-10-binary.tar.gz", members)
     files = registry(contents | {NAMES[0]: kept}, archive)
-    cifar10.unpack(data_root / "cifar-10-binary.tar.gz", files)
+    sets.unpack(data_root / "cifar-10-binary.tar.gz", files)
     got = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    folder = f"data/{cifar10.FOLDER}"
+    folder = f"data/{sets.CIFAR10_FOLDER}"
     assert got == {"data/cifar-10-binary.tar.gz", *(f"{folder}/{name}" for name in NAMES)}
-    assert (data_root / cifar10.FOLDER / NAMES[0]).read_bytes() == kept
-    assert (data_root / cifar10.FOLDER / NAMES[1]).read_bytes() == contents[NAMES[1]]
+    assert (data_root / sets.CIFAR10_FOLDER / NAMES[0]).read_bytes() == kept
+    assert (data_root / sets.CIFAR10_FOLDER / NAMES[1]).read_bytes() == contents[NAMES[1]]
 
 
 def test_archive_lacks_a_file_or_holds_another_version(data_root, contents, raises_clearly):
@@ -109,11 +112,11 @@ def test_archive_lacks_a_file_or_holds_another_version(data_root, contents, rais
     path = data_root / "cifar-10-binary.tar.gz"
     archive = pack(path, short)
     with raises_clearly(str(path), "lacks test_batch.bin"):
-        cifar10.load(archive, registry(contents, archive))
+        sets.load_cifar10(archive, registry(contents, archive))
     other = pack(path, contents | {NAMES[5]: b"other"})
     with raises_clearly(str(path), md5(contents[NAMES[5]]), md5(b"other")):
-        cifar10.load(other, registry(contents, other))
-    assert not (data_root / cifar10.FOLDER / NAMES[5]).exists()
+        sets.load_cifar10(other, registry(contents, other))
+    assert not (data_root / sets.CIFAR10_FOLDER / NAMES[5]).exists()
 
 
 def test_damaged_archive(data_root, contents, raises_clearly):
@@ -122,25 +125,25 @@ def test_damaged_archive(data_root, contents, raises_clearly):
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     with raises_clearly(str(path), archive.digest, md5(whole[:-100])):
-        cifar10.load(archive, registry(contents, archive))
+        sets.load_cifar10(archive, registry(contents, archive))
     with raises_clearly(str(path), "could not be unpacked"):
-        cifar10.unpack(path, registry(contents, archive))
+        sets.unpack(path, registry(contents, archive))
 
 
 def test_missing_offline(data_root, nowhere, raises_clearly):
-    archive = dataclasses.replace(cifar10.ARCHIVE, url=f"{nowhere}/cifar-10-binary.tar.gz")
+    archive = dataclasses.replace(sets.CIFAR10_ARCHIVE, url=f"{nowhere}/cifar-10-binary.tar.gz")
     with raises_clearly(f"{archive.url} as {data_root}/cifar-10-binary.tar.gz"):
-        cifar10.load(archive)
+        sets.load_cifar10(archive)
 
 
 def test_damaged_file_is_named(data_root, contents, raises_clearly):
     files = registry(contents)
     contents[NAMES[2]] = contents[NAMES[2]][:-1]
-    put(data_root / cifar10.FOLDER, contents)
+    put(data_root / sets.CIFAR10_FOLDER, contents)
     with raises_clearly(
-        str(data_root / cifar10.FOLDER / NAMES[2]), files[2].digest, md5(contents[NAMES[2]])
+        str(data_root / sets.CIFAR10_FOLDER / NAMES[2]), files[2].digest, md5(contents[NAMES[2]])
     ):
-        cifar10.load(files=files)
+        sets.load_cifar10(files=files)
 
 
 @pytest.mark.parametrize(
@@ -153,15 +156,15 @@ def test_damaged_file_is_named(data_root, contents, raises_clearly):
 )
 def test_wrong_size_or_labels(data_root, contents, raises_clearly, data, says):
     contents[NAMES[4]] = data(contents[NAMES[4]])
-    put(data_root / cifar10.FOLDER, contents)
-    with raises_clearly(str(data_root / cifar10.FOLDER / NAMES[4]), says, "put the file"):
-        cifar10.load(files=registry(contents))
+    put(data_root / sets.CIFAR10_FOLDER, contents)
+    with raises_clearly(str(data_root / sets.CIFAR10_FOLDER / NAMES[4]), says, "put the file"):
+        sets.load_cifar10(files=registry(contents))
 
 
 @pytest.mark.real_data
 def test_the_real_files(real_data):
     real_data("cifar-10")
-    dataset = cifar10.load()
+    dataset = sets.load_cifar10()
     sizes = {split: dataset.feed.size(split) for split in dataset.feed.splits}
     assert sizes == {"train": 40000, "valid": 5000, "outer_valid": 5000, "test": 10000}
     parts = [dataset.feed.splits[split] for split in ("train", "valid", "outer_valid")]

@@ -3,11 +3,11 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from laconic.data import digits
+from laconic.data import images as sets
 
 
 def test_digits_are_the_bundled_ones():
-    dataset = digits.load()
+    dataset = sets.load_digits()
     sizes = {split: dataset.feed.size(split) for split in dataset.feed.splits}
     assert sizes == {"train": 1200, "valid": 150, "outer_valid": 150, "test": 297}
     assert dataset.classes == 10
@@ -26,5 +26,5 @@ def test_digits_are_the_bundled_ones():
 
 
 def test_digits_are_in_test_by_chance_not_by_class():
-    labels = np.asarray(digits.load().feed.splits["test"]["y"])
+    labels = np.asarray(sets.load_digits().feed.splits["test"]["y"])
     assert np.all(np.bincount(labels, minlength=10) > 10)

@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from laconic.data import fmnist
+from laconic.data import images as sets
 
-NAMES = list(fmnist.SHA256)
+NAMES = list(sets.FMNIST_SHA256)
 
 
 def idx_bytes(array, magic=None):
@@ -37,8 +37,8 @@ def put(folder, contents):
         (folder / f"{name}.gz").write_bytes(gzip.compress(data))
 
 
-def registry(contents, address=fmnist.ADDRESS):
-    return fmnist.published(
+def registry(contents, address=sets.FMNIST_ADDRESS):
+    return sets.fmnist_files(
         address, {name: hashlib.sha256(contents[name]).hexdigest() for name in NAMES}
     )
 
@@ -50,7 +50,7 @@ def contents():
 
 def test_loads_small_official_files(data_root, contents):
     put(data_root / "fashion-mnist", contents)
-    dataset = fmnist.load(registry(contents))
+    dataset = sets.load_fmnist(registry(contents))
     assert {split: dataset.feed.size(split) for split in dataset.feed.splits} == {
         "train": 32,
         "valid": 4,
@@ -69,7 +69,7 @@ def test_loads_small_official_files(data_root, contents):
 
 def test_downloads_all_four_files(data_root, contents, serve, tmp_path):
     put(tmp_path / "site", contents)
-    dataset = fmnist.load(registry(contents, serve(tmp_path / "site")))
+    dataset = sets.load_fmnist(registry(contents, serve(tmp_path / "site")))
     assert dataset.feed.size("train") == 32
     assert sorted(path.name for path in (data_root / "fashion-mnist").iterdir()) == sorted(
         f"{n}.gz" for n in NAMES
@@ -79,25 +79,25 @@ def test_downloads_all_four_files(data_root, contents, serve, tmp_path):
 def test_official_digests_refuse_other_files(data_root, contents, raises_clearly):
     put(data_root / "fashion-mnist", contents)
     with raises_clearly(
-        str(data_root / "fashion-mnist/train-images-idx3-ubyte.gz"), fmnist.SHA256[NAMES[0]]
+        str(data_root / "fashion-mnist/train-images-idx3-ubyte.gz"), sets.FMNIST_SHA256[NAMES[0]]
     ):
-        fmnist.load()
+        sets.load_fmnist()
 
 
 def test_checked_at_every_load(data_root, contents, raises_clearly):
     put(data_root / "fashion-mnist", contents)
     files = registry(contents)
-    fmnist.load(files)
+    sets.load_fmnist(files)
     path = data_root / "fashion-mnist" / f"{NAMES[3]}.gz"
     path.write_bytes(gzip.compress(contents[NAMES[3]][:-1] + b"\x00\x01"))
     with raises_clearly(str(path), "sha256:"):
-        fmnist.load(files)
+        sets.load_fmnist(files)
 
 
 def test_missing_offline(data_root, contents, nowhere, raises_clearly):
     places = [f"{nowhere}/{name}.gz as {data_root}/fashion-mnist/{name}.gz" for name in NAMES]
     with raises_clearly(*places):
-        fmnist.load(registry(contents, nowhere))
+        sets.load_fmnist(registry(contents, nowhere))
 
 
 def wrong(name, data):
@@ -126,14 +126,14 @@ def test_wrong_content_is_named_and_kept(data_root, contents, raises_clearly, ch
     path = folder / f"{NAMES[which]}.gz"
     before = path.read_bytes()
     with raises_clearly(str(path), says, "put"):
-        fmnist.load(registry(contents))
+        sets.load_fmnist(registry(contents))
     assert path.read_bytes() == before
 
 
 @pytest.mark.real_data
 def test_the_real_files(real_data):
     real_data("fashion-mnist")
-    dataset = fmnist.load()
+    dataset = sets.load_fmnist()
     sizes = {split: dataset.feed.size(split) for split in dataset.feed.splits}
     assert sizes == {"train": 48000, "valid": 6000, "outer_valid": 6000, "test": 10000}
     parts = [dataset.feed.splits[split] for split in ("train", "valid", "outer_valid")]

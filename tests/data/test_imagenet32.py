@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from laconic.data import imagenet32
+from laconic.data import imagenet
 
 GREEN, BLUE = 100, 50
 
@@ -26,10 +26,10 @@ def put(folder, batches=2, classes=5, first=1):
         np.savez(folder / name, data=data, labels=labels[:n].astype(np.int64))
 
 
-@pytest.mark.parametrize("folder", imagenet32.FOLDERS[32])
+@pytest.mark.parametrize("folder", imagenet.FOLDERS[32])
 def test_loads_small_official_files(data_root, folder):
     put(data_root / folder, batches=11)
-    dataset = imagenet32.load()
+    dataset = imagenet.load()
     assert dataset.classes == 5
     assert dataset.source.startswith(f"{folder}, ")
     assert str(data_root) not in dataset.source
@@ -47,42 +47,42 @@ def test_the_larger_set_is_preferred_and_a_name_or_path_decides(data_root, tmp_p
     put(data_root / "tiny-imagenet-32", classes=4)
     put(tmp_path / "elsewhere", classes=2)
     monkeypatch.chdir(tmp_path)
-    assert imagenet32.load().classes == 5
-    assert imagenet32.load("tiny-imagenet-32").classes == 4
-    assert imagenet32.load("elsewhere").classes == 2
-    assert imagenet32.load(str(tmp_path / "elsewhere")).classes == 2
+    assert imagenet.load().classes == 5
+    assert imagenet.load("tiny-imagenet-32").classes == 4
+    assert imagenet.load("elsewhere").classes == 2
+    assert imagenet.load(str(tmp_path / "elsewhere")).classes == 2
 
 
 def test_missing_folder_says_where_to_put_it(data_root, raises_clearly):
     with raises_clearly(
         str(data_root / "imagenet32"), "tiny-imagenet-32", "https://image-net.org", "val_data.npz"
     ):
-        imagenet32.load()
+        imagenet.load()
     with raises_clearly(str(data_root / "mine")):
-        imagenet32.load("mine")
+        imagenet.load("mine")
     (data_root / "imagenet32").mkdir(parents=True)
     with raises_clearly(str(data_root / "imagenet32"), "train_data_batch_"):
-        imagenet32.load()
+        imagenet.load()
     put(data_root / "imagenet32")
     (data_root / "imagenet32" / "val_data.npz").unlink()
     with raises_clearly(str(data_root / "imagenet32" / "val_data.npz"), "missing"):
-        imagenet32.load()
+        imagenet.load()
 
 
 def test_labels_must_count_from_one_without_gaps(data_root, raises_clearly):
     folder = data_root / "imagenet32"
     put(folder, first=0)
     with raises_clearly(str(folder), "5 different labels from 0 to 4", "expected 1…C"):
-        imagenet32.load()
+        imagenet.load()
     put(folder)
     rng = np.random.default_rng(0)
     np.savez(folder / "train_data_batch_1.npz", data=pixels(2, rng), labels=np.array([1, 9]))
     with raises_clearly(str(folder), "6 different labels from 1 to 9"):
-        imagenet32.load()
+        imagenet.load()
     put(folder)
     np.savez(folder / "val_data.npz", data=pixels(2, rng), labels=np.array([1, 6]))
     with raises_clearly(str(folder / "val_data.npz"), "labels 1…6", "expected 1…5"):
-        imagenet32.load()
+        imagenet.load()
 
 
 def spoil_truncated(path):
@@ -138,14 +138,14 @@ def test_bad_files_are_named_and_kept(data_root, raises_clearly, spoil, says):
     spoil(path)
     before = path.read_bytes()
     with raises_clearly(str(path), says, "put the"):
-        imagenet32.load()
+        imagenet.load()
     assert path.read_bytes() == before
 
 
 @pytest.mark.real_data
 def test_the_real_subset(real_data):
     real_data("tiny-imagenet-32")
-    dataset = imagenet32.load("tiny-imagenet-32")
+    dataset = imagenet.load("tiny-imagenet-32")
     assert dataset.classes == 200
     parts = [dataset.feed.splits[split] for split in ("train", "valid", "outer_valid")]
     counts = np.bincount(np.concatenate([part["y"] for part in parts]))

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from laconic.data import imagenet32, imagenet_stream
+from laconic.data import imagenet
 from laconic.data.feed import Streamed
 from laconic.tasks.catalog import make_task
 
@@ -42,8 +42,8 @@ def first(feed, n):
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_epoch_is_the_resident_train_split(data_root, save, side):
     put(data_root / f"imagenet{side}", side=side, save=save)
-    held = imagenet32.load(side=side)
-    dataset = imagenet_stream.load(None, side, batch=3)
+    held = imagenet.load(side=side)
+    dataset = imagenet.stream(None, side, batch=3)
     feed = dataset.feed
     assert isinstance(feed, Streamed)
     assert dataset.classes == held.classes == 5
@@ -58,7 +58,7 @@ def test_an_epoch_is_the_resident_train_split(data_root, save, side):
     assert epochs[0] != train
     for split in ("valid", "outer_valid", "test"):
         assert rows(feed.splits[split]) == rows(held.feed.splits[split])
-    everything = imagenet_stream.load(None, side, batch=71, everything=True).feed
+    everything = imagenet.stream(None, side, batch=71, everything=True).feed
     assert list(everything.splits) == ["test"]
     assert sorted(rows(first(everything, 1)[0])) == sorted(
         row for split in ("train", "valid", "outer_valid") for row in rows(held.feed.splits[split])
@@ -67,7 +67,7 @@ def test_an_epoch_is_the_resident_train_split(data_root, save, side):
 
 def test_batches_have_one_shape_and_span_files(data_root):
     put(data_root / "imagenet32")
-    found = first(imagenet_stream.load(None, 32, batch=20).feed, 12)
+    found = first(imagenet.stream(None, 32, batch=20).feed, 12)
     assert {batch["x"].shape for batch in found} == {(20, 32, 32, 3)}
     assert {(str(batch["x"].dtype), str(batch["y"].dtype)) for batch in found} == {
         ("uint8", "int32")
@@ -80,15 +80,15 @@ def test_batches_have_one_shape_and_span_files(data_root):
 
 def test_starting_again_gives_the_same_batches(data_root):
     put(data_root / "imagenet32")
-    feed = imagenet_stream.load(None, 32, batch=7).feed
-    once, again = first(feed, 20), first(imagenet_stream.load(None, 32, batch=7).feed, 20)
+    feed = imagenet.stream(None, 32, batch=7).feed
+    once, again = first(feed, 20), first(imagenet.stream(None, 32, batch=7).feed, 20)
     assert [rows(batch) for batch in once] == [rows(batch) for batch in again]
 
 
 def test_rounds_read_ahead_are_the_batches_as_they_come(data_root):
     """The thread that reads ahead changes nothing, and ends with the rounds."""
     put(data_root / "imagenet32")
-    feed = imagenet_stream.load(None, 32, batch=4).feed
+    feed = imagenet.stream(None, 32, batch=4).feed
     plain = first(feed, 5 * 6)
     before = set(threading.enumerate())
     rounds = feed.rounds(2, 3)
@@ -105,7 +105,7 @@ def test_rounds_read_ahead_are_the_batches_as_they_come(data_root):
 
 def test_a_file_that_vanishes_is_named_to_whoever_trains(data_root, raises_clearly):
     put(data_root / "imagenet32")
-    rounds = imagenet_stream.load(None, 32, batch=4).feed.rounds(2, 2, prefetch=1)
+    rounds = imagenet.stream(None, 32, batch=4).feed.rounds(2, 2, prefetch=1)
     next(rounds)
     for path in (data_root / "imagenet32").glob("train*"):
         path.unlink()
@@ -117,9 +117,7 @@ def test_a_file_that_vanishes_is_named_to_whoever_trains(data_root, raises_clear
 def test_a_stored_file_is_mapped_and_a_compressed_one_read(data_root):
     put(data_root / "a")
     put(data_root / "b", save=np.savez_compressed)
-    mapped, read = (
-        imagenet_stream.member(data_root / name / "val_data.npz", "data.npy") for name in "ab"
-    )
+    mapped, read = (imagenet.member(data_root / name / "val_data.npz", "data.npy") for name in "ab")
     assert isinstance(mapped, np.memmap)
     assert not isinstance(read, np.memmap)
     np.testing.assert_array_equal(mapped, read)
@@ -129,9 +127,9 @@ def test_a_stored_file_is_mapped_and_a_compressed_one_read(data_root):
 
 def test_validation_rows_on_the_device_are_capped(data_root, monkeypatch):
     put(data_root / "imagenet32")
-    monkeypatch.setattr(imagenet_stream, "HELD_OUT_ROWS", 3)
-    feed = imagenet_stream.load(None, 32, batch=4).feed
-    held = imagenet32.load().feed
+    monkeypatch.setattr(imagenet, "HELD_OUT_ROWS", 3)
+    feed = imagenet.stream(None, 32, batch=4).feed
+    held = imagenet.load().feed
     assert {split: feed.size(split) for split in feed.splits} == {
         "valid": 3,
         "outer_valid": 3,
@@ -175,15 +173,15 @@ def test_bad_files_are_named_before_anything_is_trained(data_root, raises_clearl
     path = data_root / "imagenet32" / "train_data_batch_2.npz"
     spoil(path)
     with raises_clearly(str(path), says, "put the"):
-        imagenet_stream.load(None, 32, batch=4)
+        imagenet.stream(None, 32, batch=4)
 
 
 def test_data_larger_than_the_device_asks_for_a_stream(data_root, monkeypatch, raises_clearly):
     put(data_root / "imagenet64", side=64)
-    monkeypatch.setattr(imagenet32, "device_bytes", lambda: 100_000)
+    monkeypatch.setattr(imagenet, "device_bytes", lambda: 100_000)
     with raises_clearly("0.0 GB", "stream=B"):
         make_task("imagenet64-deit-tiny")
-    monkeypatch.setattr(imagenet32, "device_bytes", lambda: 10_000_000)
+    monkeypatch.setattr(imagenet, "device_bytes", lambda: 10_000_000)
     assert make_task("imagenet64-deit-tiny").feed.size("train") == 57
     task = make_task("imagenet64-deit-tiny:stream=8,split=all")
     assert isinstance(task.feed, Streamed)
@@ -193,7 +191,7 @@ def test_data_larger_than_the_device_asks_for_a_stream(data_root, monkeypatch, r
 @pytest.mark.real_data
 def test_the_real_subset_as_a_stream(real_data):
     real_data("tiny-imagenet-32")
-    dataset = imagenet_stream.load("tiny-imagenet-32", 32, batch=500)
+    dataset = imagenet.stream("tiny-imagenet-32", 32, batch=500)
     assert dataset.classes == 200
     (batch,) = first(dataset.feed, 1)
     assert (

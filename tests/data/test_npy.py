@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from laconic.data.npy import read_header
+from laconic.data.files import read_header
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])

@@ -1,4 +1,4 @@
-"""Classification tasks against NumPy: loss, accuracy, the split of a module, and BatchNorm's state."""
+"""Classification tasks against NumPy: loss, accuracy, split modules, and BatchNorm's state."""
 
 import equinox as eqx
 import jax
@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.tasks import mlp
+from laconic.tasks import small
 from laconic.tasks.classifier import classifier_task, images, score, stateful_classifier_task
-from laconic.tasks.cnn import CNN, NormCNN
 from laconic.tasks.layers import Statistics
+from laconic.tasks.small import CNN, NormCNN
 
 KEY = jax.random.key(0)
 
@@ -43,10 +43,10 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
+@pytest.mark.parametrize("activation", small.ACTIVATIONS)
 def test_mlp_task_against_numpy(activation, image_set, started):
     dataset = image_set(4, 3, 1)
-    task = classifier_task("mlp", lambda key: mlp.MLP(key, (12, 5, 6, 10), activation), dataset)
+    task = classifier_task("mlp", lambda key: small.MLP(key, (12, 5, 6, 10), activation), dataset)
     params, state = started(task)
     batch = task.feed.splits["train"]
     x = np.asarray(batch["x"], np.float64).reshape(20, 12) / 255
@@ -110,10 +110,7 @@ def test_leaves_that_are_no_arrays_stay_out_of_the_parameters(image_set):
 
 @pytest.fixture
 def norm_task(image_set):
-    def build(key):
-        model = NormCNN(key, 3, 2, 10)
-        return model, model.begin()
-
+    build = lambda key: NormCNN(key, 3, 2, 10)
     return stateful_classifier_task("bn", build, image_set(8, 8, 3))
 
 
@@ -143,8 +140,9 @@ def test_batch_norm_evaluation_does_not_mix_examples(norm_task, started):
     evaluate = jax.jit(norm_task.evaluate)
     batch = jax.tree.map(np.asarray, norm_task.feed.splits["train"])
     alone = [
-        evaluate(params, state, jax.tree.map(lambda a: a[[i]], batch))["loss"] for i in range(4)
-    ]  # noqa: B023
+        evaluate(params, state, jax.tree.map(lambda a, i=i: a[[i]], batch))["loss"]
+        for i in range(4)
+    ]
     together = evaluate(params, state, jax.tree.map(lambda a: a[:4], batch))["loss"]
     assert float(together) == pytest.approx(np.mean(alone), rel=1e-5)
 

@@ -6,10 +6,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.tasks import half as module
-from laconic.tasks.half import Statistics, affine, batch_normal, column_sums, normalise, shifted
-from laconic.tasks.layers import Conv, ConvNorm, LayerNorm, Linear
-from laconic.tasks.lm import looked_up
+from laconic.tasks import layers as module
+from laconic.tasks.layers import (
+    Conv,
+    ConvNorm,
+    LayerNorm,
+    Linear,
+    Statistics,
+    affine,
+    batch_normal,
+    column_sums,
+    normalise,
+    shifted,
+)
+from laconic.tasks.lm import embed
 
 HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
 
@@ -98,7 +108,7 @@ def test_looking_up_is_indexing_and_so_is_its_gradient():
         np.random.default_rng(1).integers(0, 11, (3, 9)),
         normal(2, 3, 9, 4),
     )
-    for function in (looked_up, lambda table, tokens: table[tokens]):
+    for function in (embed, lambda table, tokens: table[tokens]):
         out, back = jax.vjp(lambda table, f=function: f(table, tokens), table)
         np.testing.assert_array_equal(out, table[tokens])
         expected = np.zeros((11, 4))

@@ -10,9 +10,14 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from laconic.tasks import short_attention as module
-from laconic.tasks.short_attention import has_kernel, short_attention
-from laconic.tasks.transformer import blocks_of, causal, everywhere
+from laconic.tasks import transformer as module
+from laconic.tasks.transformer import (
+    causal_attention,
+    full_attention,
+    has_kernel,
+    make_blocks,
+    short_attention,
+)
 
 HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
 SIZES = [
@@ -24,7 +29,7 @@ SIZES = [
 
 
 def formula(only_back):
-    return causal if only_back else everywhere
+    return causal_attention if only_back else full_attention
 
 
 def kernel(N, only_back):
@@ -127,13 +132,13 @@ def test_only_gpus_half_precision_and_few_positions_have_it(monkeypatch):
         assert not has_kernel(T, E, dtype)
 
 
-@pytest.mark.parametrize("attend", [causal, everywhere])
+@pytest.mark.parametrize("attend", [causal_attention, full_attention])
 def test_a_block_takes_it_where_it_is(attend, monkeypatch):
     weights = [
         np.random.default_rng(i).normal(size=shape) / 6
         for i, shape in enumerate([(32, 96), (32, 32), (32, 128), (128, 32)])
     ]
-    (block,) = blocks_of([jnp.asarray(w, jnp.bfloat16) for w in weights], heads=2)
+    (block,) = make_blocks([jnp.asarray(w, jnp.bfloat16) for w in weights], heads=2)
     x = jnp.asarray(np.random.default_rng(5).normal(size=(2, 7, 32)), jnp.bfloat16)
     without = block(x, attend)
     calls = []
@@ -150,4 +155,4 @@ def test_a_block_takes_it_where_it_is(attend, monkeypatch):
         atol=8 * HALF,
         rtol=4 * HALF,
     )
-    assert calls == [(attend, attend is causal)]
+    assert calls == [(attend, attend is causal_attention)]

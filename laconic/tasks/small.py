@@ -1,10 +1,11 @@
-"""A small convolutional network, without and with BatchNorm.
+"""Small image classifiers: a multi-layer perceptron, and a CNN without and with BatchNorm.
 
-Three 3×3 layers of width, 2·width and 2·width channels (strides 2, 1, 1, "same" padding, ReLU), the
-average over all places, and a linear layer.
+The CNN has three 3×3 layers of width, 2·width and 2·width channels (strides 2, 1, 1, "same"
+padding, ReLU), an average over all positions, and a linear layer.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -12,14 +13,32 @@ import jax.numpy as jnp
 
 from laconic.tasks.layers import Conv, ConvNorm, Linear, Statistics, fan_in_normals
 
+ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jax.nn.tanh, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 STRIDES = (2, 1, 1)
 
 
-def _weights(key: jax.Array, inputs: int, width: int, classes: int) -> list[jax.Array]:
+class MLP(eqx.Module):
+    """Linear layers of the given sizes (inputs, hidden…, classes), an activation between them."""
+
+    layers: tuple[Linear, ...]
+    activation: str = eqx.field(static=True)
+
+    def __init__(self, key: jax.Array, sizes: Sequence[int], activation: str = "relu"):
+        self.activation = activation
+        self.layers = tuple(map(Linear, fan_in_normals(key, *itertools.pairwise(sizes))))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, …] → logits [B, classes]."""
+        x = x.reshape(x.shape[0], -1)
+        for layer in self.layers[:-1]:
+            x = ACTIVATIONS[self.activation](layer(x))
+        return self.layers[-1](x)
+
+
+def _cnn_weights(key: jax.Array, inputs: int, width: int, classes: int) -> list[jax.Array]:
     channels = (inputs, width, 2 * width, 2 * width)
-    return fan_in_normals(
-        key, *((3, 3, *pair) for pair in itertools.pairwise(channels)), (channels[-1], classes)
-    )
+    kernels = [(3, 3, *pair) for pair in itertools.pairwise(channels)]
+    return fan_in_normals(key, *kernels, (channels[-1], classes))
 
 
 class CNN(eqx.Module):
@@ -29,7 +48,7 @@ class CNN(eqx.Module):
     head: Linear
 
     def __init__(self, key: jax.Array, inputs: int, width: int, classes: int):
-        *kernels, head = _weights(key, inputs, width, classes)
+        *kernels, head = _cnn_weights(key, inputs, width, classes)
         self.convs = tuple(map(Conv, kernels, STRIDES))
         self.head = Linear(head)
 
@@ -41,14 +60,13 @@ class CNN(eqx.Module):
 
 
 class NormCNN(eqx.Module):
-    """The network with BatchNorm after each convolution; its running statistics are the model
-    state."""
+    """The network with BatchNorm after each convolution; the model state is its statistics."""
 
     convs: tuple[ConvNorm, ...]
     head: Linear
 
     def __init__(self, key: jax.Array, inputs: int, width: int, classes: int):
-        *kernels, head = _weights(key, inputs, width, classes)
+        *kernels, head = _cnn_weights(key, inputs, width, classes)
         self.convs = tuple(map(ConvNorm, kernels, STRIDES))
         self.head = Linear(head)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.data.locate import Remote, digest_of, find, gunzip, locate, search_path
+from laconic.data.files import Remote, digest_of, find, gunzip, locate, search_path
 
 BODY = b"some published bytes" * 1000
 

@@ -1,8 +1,8 @@
-"""Where data files lie: the search path, checked reading, and the download of what is missing.
+"""Data files: the search path, verified reading, downloads, and .npy headers.
 
-A file is never trusted by its name: what it holds is digested every time it is loaded. Nothing that
-exists is overwritten or deleted; a download is written under a unique temporary name and moved into
-place once it is checked.
+The digest of a file is checked every time it is loaded. Nothing that exists is overwritten or
+deleted; a download is written under a unique temporary name and moved into place once it is
+checked.
 """
 
 import gzip
@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
@@ -27,8 +29,7 @@ CHUNK = 1 << 16
 
 
 def search_path() -> list[Path]:
-    """The folders data sets are looked for in, best first: $LACONIC_DATA, ~/.cache/laconic,
-    /usr/share/datasets."""
+    """Data folders, best first: $LACONIC_DATA, ~/.cache/laconic, /usr/share/datasets."""
     chosen = os.environ.get("LACONIC_DATA")
     roots = [chosen] if chosen else []
     roots += ["~/.cache/laconic", "/usr/share/datasets"]
@@ -36,17 +37,15 @@ def search_path() -> list[Path]:
 
 
 def find(name: str, here: bool = False) -> Path | None:
-    """The first file or folder of that name in the search path; with `here`, a path a person typed
-    is tried first."""
+    """The first file or folder of that name on the search path; with `here`, try it as a path."""
     tried = [Path(name).expanduser().absolute()] if here else []
     tried += [root / name for root in search_path()]
-    return next(
-        (path for path in tried if os.path.exists(path)), None
-    )  # False where a folder may not be read
+    # os.path.exists is False where a folder may not be read.
+    return next((path for path in tried if os.path.exists(path)), None)
 
 
-def plain(path: Path) -> bytes:
-    """What a file holds."""
+def read_bytes(path: Path) -> bytes:
+    """What a file holds; a LaconicError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -60,9 +59,8 @@ def gunzip(raw: bytes) -> bytes:
     try:
         return gzip.decompress(raw)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"expected a complete gzip file, found {len(raw)} bytes: {error}"
-        ) from error
+        found = f"found {len(raw)} bytes: {error}"
+        raise ValueError(f"expected a complete gzip file, {found}") from error
 
 
 def as_is(raw: bytes) -> bytes:
@@ -72,8 +70,7 @@ def as_is(raw: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: its place below a data folder, its official address, and the digest of its
-    content.
+    """A published file: its path below a data folder, its address, and its content's digest.
 
     `digest` reads "sha256:…" or "md5:…" and is taken of `content(bytes of the file)`: the headers
     of .gz files differ between distributions, so those are digested after `gunzip`.
@@ -85,8 +82,7 @@ class Remote:
     content: Callable[[bytes], bytes] = as_is
 
     def check(self, raw: bytes) -> bytes:
-        """The content of the file's bytes, or a ValueError that says how they are not what was
-        published."""
+        """The content of the file's bytes; ValueError if they are not what was published."""
         data = self.content(raw)
         found = digest_of(data, self.digest)
         if found != self.digest:
@@ -96,7 +92,7 @@ class Remote:
     def read(self, path: Path) -> bytes:
         """The content of a file that claims to be this one, checked."""
         try:
-            return self.check(plain(path))
+            return self.check(read_bytes(path))
         except ValueError as error:
             raise LaconicError(
                 f"{path} is damaged or another version ({error}). Move it away and run again to "
@@ -111,14 +107,13 @@ def digest_of(data: bytes, like: str) -> str:
 
 
 def locate(remotes: Sequence[Remote]) -> list[Path]:
-    """A path for each published file: found in the search path, or else downloaded into its first
-    folder."""
+    """A path for each file: found in the search path, or downloaded into its first folder."""
     for remote in (remote for remote in remotes if find(remote.relative) is None):
         target = search_path()[0] / remote.relative
         try:
             with arriving(target) as part:
                 fetch(remote.url, part)
-                remote.check(plain(part))
+                remote.check(read_bytes(part))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _missing(remotes, remote, error) from error
     return [found for remote in remotes if (found := find(remote.relative)) is not None]
@@ -130,15 +125,13 @@ def _missing(remotes: Sequence[Remote], failed: Remote, error: Exception) -> Lac
     todo = "; ".join(f"{remote.url} as {search_path()[0] / remote.relative}" for remote in wanted)
     return LaconicError(
         f"{failed.relative} is in none of {searched}, and downloading {failed.url} failed "
-        f"({error}). "
-        f"Fetch it yourself and save: {todo}."
+        f"({error}). Fetch it yourself and save: {todo}."
     )
 
 
 @contextmanager
 def arriving(target: Path) -> Iterator[Path]:
-    """A unique path beside `target` to write to; moved to `target` at the end, removed if there was
-    an error."""
+    """A unique path to write to; moved to `target` at the end, removed after an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
@@ -164,3 +157,25 @@ def fetch(url: str, target: Path) -> None:
             progress.advance(bar, file.write(chunk))
         if total is not None and file.tell() != total:
             raise ValueError(f"the connection ended after {file.tell()} of {total} bytes")
+
+
+HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+class Header(NamedTuple):
+    """The header of an array in NumPy's own format (.npy), in its order."""
+
+    shape: tuple[int, ...]
+    column_major: bool
+    dtype: np.dtype
+
+
+def read_header(stream: IO[bytes]) -> Header:
+    """The header, leaving the stream at the array's numbers; ValueError if there is none."""
+    version = np.lib.format.read_magic(stream)
+    if version not in HEADER_READERS:  # later ones are for field names outside Latin-1
+        raise ValueError(f"version {version} of the format is not for arrays of plain numbers")
+    return Header(*HEADER_READERS[version](stream))
