@@ -38,32 +38,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 LADDER = 5  # round losses in the table of times, beside the target
 LONGEST = 44  # characters of a label in a legend
-DEFINITIONS = (
-    ("train loss", "The mean of the K·H minibatch losses of a round, taken before the outer step."),
-    ("mean curve", "The mean over seeds at each round; not finite from where any seed is not."),
-    ("smoothed", "The trailing mean over the last 10 rounds, given to the window's last round."),
-    ("rounds to a loss", "The first round whose smoothed mean curve is at most that loss, or –."),
-    (
-        "speedup",
-        "Rounds the reference needs to reach its own lowest smoothed loss ÷ rounds the method "
-        "needs to reach that same loss; – if it never does. Its ± is a jackknife over seeds: the "
-        "same seed left out of both.",
-    ),
-    (
-        "final train loss",
-        "The mean over seeds of each seed's last smoothed loss, ± the standard error over seeds.",
-    ),
-    ("test loss, accuracy", "Means over seeds on the whole test set after the last round."),
-    (
-        "sent, received",
-        "Megabytes (10⁶ bytes) each worker moves in the whole run, from the bits of the messages.",
-    ),
-    (
-        "time on a link",
-        "Rounds × (local steps × step time + 2 × latency + bits sent ÷ bandwidth + bits received ÷ "
-        "bandwidth); the server's own time is left out.",
-    ),
-)
 
 
 # --- the summary ----------------------------------------------------------------------------------
@@ -475,7 +449,7 @@ def report_page(records: Sequence[Record]) -> str:
         html.section("Summary", html.table(summary_table(records))),
         html.section("Curves", html.html([_curves(records)])),
         *priced,
-        html.section("How the numbers are defined", html.pairs(DEFINITIONS, "terms")),
+        html.section("How the numbers are defined", html.pairs(metrics.DEFINITIONS, "terms")),
         html.section("The command", html.command(run["command"])),
         html.section("How each method was run", html.table(_costs(records))),
         html.section("Settings, data and machine", _provenance(records)),

@@ -64,7 +64,8 @@ class Curve:
 class Panel:
     """One axes: its words, its scales and its curves.
 
-    `target`: a dotted line. `from_zero`: a linear x axis begins at 0. `key`: a small legend inside.
+    `target`: a dotted line. `from_zero`: a linear x axis begins at 0. `ceiling`: losses far above
+    the start are off the chart. `key`: a small legend inside.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Panel:
     log_y: bool = True
     target: float | None = None
     from_zero: bool = True
+    ceiling: bool = True
     key: tuple[tuple[Style, str], ...] = ()
 
 

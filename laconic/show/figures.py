@@ -1,7 +1,7 @@
 """Drawing panels and bars, and writing figures as PNG and SVG.
 
 - `grid_figure`: panels and bars in columns under a title, with one legend; `columns=1` for a phone.
-- `panel_figure`: one panel for inside a page; `titled_figure`: one panel as a picture of its own.
+- `panel_figure`: one panel for inside a page.
 - `png_bytes`, `svg_bytes`: a figure as a file.
 - For drawings of your own, inside `with plot_style():` — `axes_grid` (figure and axes under a
   title), `draw_panel`, `draw_bars`, `finish_axes`, `round_ticks`, `add_legend`.
@@ -106,17 +106,6 @@ def panel_figure(panel: Panel) -> "Figure":
     with plot_style():
         figure = Figure(figsize=(3.7, 2.85), layout="constrained", facecolor="none")
         draw_panel(figure.subplots(subplot_kw={"facecolor": "none"}), panel)
-    return figure
-
-
-def titled_figure(panel: Panel) -> "Figure":
-    """One panel as a picture that stands alone, under its title."""
-    from matplotlib.figure import Figure
-
-    with plot_style():
-        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-        draw_panel(figure.subplots(), panel)
-        figure.suptitle(panel.title, fontsize=10, parse_math=False)
     return figure
 
 
@@ -346,9 +335,9 @@ def _limits(panel: Panel) -> tuple[float, float, bool]:
     shown = np.concatenate(finite)
     start = float(np.median(starts))
     log_y = panel.log_y and bool(shown.min() > 0)
-    if panel.log_y:
+    if panel.log_y and panel.ceiling:
         shown = shown[shown <= start + (CEILING - 1) * max(abs(start), start - shown.min())]
-    else:  # of a curve that needs no ceiling its band is shown whole
+    elif not panel.log_y:  # the band is shown whole
         bands = [c.y + sign * c.error for c in panel.curves for sign in (-1, 1)]
         shown = np.concatenate([shown, *(band[np.isfinite(band)] for band in bands)])
     low, high = float(shown.min()), float(shown.max())

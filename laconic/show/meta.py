@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,32 +48,11 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def write_learning_curve(records: Sequence[Record], path: Path) -> None:
-    """Meta-loss (each task, and φ on held-out seeds) above the gradient norm, as a PNG."""
-    from matplotlib.figure import Figure  # slow to import, and most of laconic draws nothing
-
-    loss, norm = history(records)
-    config = records[0]["config"]
-    with figures.plot_style():
-        figure = Figure(figsize=(8, 6), layout="constrained")
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-        steps = np.arange(1, len(loss) + 1)
-        for i, task in enumerate(config["tasks"]):
-            colour = f"C{i}"
-            upper.plot(steps, loss[:, i], color=colour, alpha=0.2, lw=0.5)
-            upper.plot(steps, smooth(loss, WINDOW)[:, i], color=colour, label=task)
-            lower.plot(steps, smooth(norm, WINDOW)[:, i], color=colour)
-        for which, look, name in (("theta", "k.--", "φ"), ("average", "k.:", "φ averaged")):
-            rows = [r for r in of_kind(records, "judged") if r["which"] == which]
-            final = {r["step"]: np.mean(r["final_losses"]) for r in rows}
-            if final:
-                label = f"{name}: end of a whole run, held-out seeds"
-                upper.plot(list(final), list(final.values()), look, lw=0.8, label=label)
-        upper.set_yscale("log")
-        lower.set_yscale("log")
-        upper.legend(fontsize=8)
-        figures.finish_axes(upper, "", "meta-loss", f"meta-training {config['architecture']}")
-        figures.finish_axes(lower, "outer step", "gradient norm")
-    atomic.write_bytes(path, figures.png_bytes(figure))
+    """All panels as a PNG, each with its own legend."""
+    keys = [tuple((c.style, c.label) for c in panel.curves) for panel in panels(records)]
+    shown = [replace(p, key=key) for p, key in zip(panels(records), keys, strict=True)]
+    title = f"meta-training {records[0]['config']['architecture']}"
+    atomic.write_bytes(path, figures.png_bytes(figures.grid_figure(shown, title=title, columns=2)))
 
 
 # --- a page ---------------------------------------------------------------------------------------
@@ -109,29 +89,35 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def panels(records: Sequence[Record]) -> list[Panel]:
-    """Meta-loss and score over outer steps, and the loss of whole runs on held-out seeds."""
-    mean = f"meta-loss (trailing {WINDOW}-step mean)"
-    heldout = "communication rounds", "train loss (10-round mean)"
-    score = "outer steps", "mean loss ÷ ln of the classes"
-    meta_loss = "Meta-loss of the runs under way", "outer steps", mean
+    """Meta-loss, gradient norm and score over outer steps; whole runs on held-out seeds."""
+    losses, norms = history(records)
+    mean = smooth(losses, WINDOW)
+    spread = np.sqrt(np.maximum(smooth(losses**2, WINDOW) - mean**2, 0))
+    steps, rounds = "outer steps", "communication rounds"
+    under_way = "Meta-loss of the runs under way", steps, f"meta-loss (trailing {WINDOW}-step mean)"
+    norm = "Gradient norm", steps, f"gradient norm ({WINDOW}-step mean)"
+    score = "Score on held-out seeds", steps, "mean loss ÷ ln of the classes"
+    whole = "Whole runs on held-out seeds", rounds, "train loss (10-round mean)"
     found = [
-        Panel("meta-loss", *meta_loss, _meta_losses(records)),
-        Panel("score", "Score on held-out seeds", *score, _scores(records)),
-        Panel("heldout", "Whole runs on held-out seeds", *heldout, _heldout(records), log_x=True),
+        Panel("meta-loss", *under_way, _of_tasks(records, mean, spread)),
+        Panel("norm", *norm, _of_tasks(records, smooth(norms, WINDOW)), ceiling=False),
+        Panel("score", *score, _scores(records)),
+        Panel("heldout", *whole, _heldout(records), log_x=True),
     ]
     return [panel for panel in found if panel.curves]
 
 
-def _meta_losses(records: Sequence[Record]) -> tuple[Curve, ...]:
-    losses, _ = history(records)
-    if not losses.size:
+def _of_tasks(
+    records: Sequence[Record], values: np.ndarray, spread: np.ndarray | None = None
+) -> tuple[Curve, ...]:
+    """A curve for each task, from its column of `values`."""
+    if not values.size:
         return ()
-    mean = smooth(losses, WINDOW)
-    spread = np.sqrt(np.maximum(smooth(losses**2, WINDOW) - mean**2, 0))
-    steps, tasks = np.arange(1, len(losses) + 1), records[0]["config"]["tasks"]
-    return tuple(
-        plain_curve(task, style(i), steps, mean[:, i], spread[:, i]) for i, task in enumerate(tasks)
-    )
+    steps = np.arange(1, len(values) + 1)
+    errors = np.zeros_like(values) if spread is None else spread
+    tasks = records[0]["config"]["tasks"]
+    columns = zip(tasks, values.T, errors.T, strict=True)
+    return tuple(plain_curve(t, style(i), steps, y, e) for i, (t, y, e) in enumerate(columns))
 
 
 def _scores(records: Sequence[Record]) -> tuple[Curve, ...]:

@@ -1,22 +1,7 @@
-"""Every published metric, defined once. Pure NumPy, in float64.
+"""Every published metric, defined once, in words (`DEFINITIONS`) and in float64 NumPy.
 
-Legend: S seeds, T rounds. A *curve* [T] holds the train loss of rounds 1 … T; *curves* [S, T] hold
-one curve a seed.
-
-- mean curve        the mean over seeds at each round; non-finite wherever any seed is, so a run with one diverged
-                    seed counts as diverged from there on.
-- smoothed curve    trailing mean over the last 10 rounds, given to the round at the window's end; undefined (NaN) for
-                    the first 9. A curve shorter than the window has one window: all of it.
-- rounds to a loss  the first round (1-based) whose smoothed mean curve is finite and at most the
-  target; None if none.
-- minimum loss      the least finite value of the smoothed mean curve.
-- speedup of x      rounds the reference (local SGD) needs to reach its own minimum loss ÷ rounds x needs to reach that
-                    same loss; None ("–") when x never does.
-- error of speedup  jackknife over seeds, see `speedup_error`.
-- bits to a loss    rounds to that loss × the bits each round moves.
-- final loss        the mean over seeds of each seed's last smoothed value.
-- mean over rounds  the mean over seeds of each seed's mean over the looks at held-out data in a
-                    span of rounds, and the standard error over seeds of it.
+Legend: S seeds, T rounds, E evaluations. A *curve* [T] holds the train loss of rounds 1 … T;
+*curves* [S, T] hold one curve a seed.
 """
 
 import math
@@ -27,24 +12,52 @@ from numpy.typing import ArrayLike
 from laconic.errors import LaconicError
 
 WINDOW = 10
+DEFINITIONS = (
+    ("train loss", "The mean of the K·H minibatch losses of a round, taken before the outer step."),
+    ("mean curve", "The mean over seeds at each round; not finite from where any seed is not."),
+    (
+        "smoothed",
+        "The trailing mean over the last 10 rounds, given to the window's last round; undefined "
+        "before. A shorter curve has one window: all of it.",
+    ),
+    ("rounds to a loss", "The first round whose smoothed mean curve is at most that loss, or –."),
+    ("minimum loss", "The least finite value of the smoothed mean curve."),
+    (
+        "speedup",
+        "Rounds the reference (local SGD) needs to reach its own minimum loss ÷ rounds the method "
+        "needs to reach that same loss; – if it never does. Its ± is a jackknife over seeds: the "
+        "same seed left out of both.",
+    ),
+    (
+        "final train loss",
+        "The mean over seeds of each seed's last smoothed loss, ± the standard error over seeds.",
+    ),
+    ("test loss, accuracy", "Means over seeds on the whole test set after the last round."),
+    (
+        "sent, received",
+        "Megabytes (10⁶ bytes) each worker moves in the whole run, from the bits of the messages.",
+    ),
+    (
+        "time on a link",
+        "Rounds × (local steps × step time + 2 × latency + bits sent ÷ bandwidth + bits received ÷ "
+        "bandwidth); the server's own time is left out.",
+    ),
+)
 
 
 def smoothed(curve_T: ArrayLike, window: int = WINDOW) -> np.ndarray:
-    """The trailing mean [T] over `window` rounds (all T if fewer); NaN where the window is not
-    full."""
+    """The trailing mean [T] over `window` rounds (all T if fewer); NaN before the first window."""
     values_T = _numbers(curve_T)
     if values_T.ndim != 1 or values_T.size == 0:
-        raise LaconicError(
-            f"a loss curve must be a non-empty vector of rounds, got shape {values_T.shape}."
-        )
+        shape = values_T.shape
+        raise LaconicError(f"a loss curve must be a non-empty vector of rounds, got shape {shape}.")
     if window < 1:
         raise LaconicError(f"the smoothing window must be at least 1 round, got {window}.")
     window = min(window, values_T.size)
     result_T = np.full(values_T.size, np.nan)
     with np.errstate(invalid="ignore", over="ignore"):  # diverged runs: inf − inf is NaN, as wanted
-        result_T[window - 1 :] = np.lib.stride_tricks.sliding_window_view(values_T, window).mean(
-            axis=1
-        )
+        windows = np.lib.stride_tricks.sliding_window_view(values_T, window)
+        result_T[window - 1 :] = windows.mean(axis=1)
     return result_T
 
 
@@ -65,8 +78,7 @@ def standard_error(curves_ST: ArrayLike) -> np.ndarray:
 
 
 def rounds_to_loss(curves_ST: ArrayLike, target: float) -> int | None:
-    """The first round, from 1, at which the smoothed mean curve is at most `target`; None if it
-    never is."""
+    """The first round, from 1, at which the smoothed mean curve is at most `target`, or None."""
     smooth_T = smoothed(mean_curve(curves_ST))
     reached_T = np.isfinite(smooth_T) & (smooth_T <= target)
     return int(np.argmax(reached_T)) + 1 if reached_T.any() else None
@@ -80,8 +92,7 @@ def minimum_loss(curves_ST: ArrayLike) -> float:
 
 
 def speedup(reference_ST: ArrayLike, curves_ST: ArrayLike) -> float | None:
-    """Rounds the reference needs to reach its minimum loss ÷ rounds `curves_ST` needs to reach the
-    same loss."""
+    """Rounds the reference needs to reach its minimum loss ÷ rounds `curves_ST` needs to."""
     target = minimum_loss(reference_ST)
     ours, theirs = rounds_to_loss(curves_ST, target), rounds_to_loss(reference_ST, target)
     return None if ours is None or theirs is None else theirs / ours
@@ -98,17 +109,12 @@ def speedup_error(reference_ST: ArrayLike, curves_ST: ArrayLike) -> float | None
     reference_ST, curves_ST = checked_curves(reference_ST), checked_curves(curves_ST)
     S = len(curves_ST)
     if len(reference_ST) != S:
-        raise LaconicError(
-            f"the reference has {len(reference_ST)} seeds and the other {S}: the error of a "
-            "speedup leaves the same "
-            "seed out of both, so run both with the same seeds."
-        )
+        why = "its error leaves the same seed out of both, so run both with the same seeds."
+        raise LaconicError(f"a speedup of {S} seeds over {len(reference_ST)} seeds: {why}")
     if S < 2:
         return None
-    ratios = [
-        speedup(np.delete(reference_ST, i, axis=0), np.delete(curves_ST, i, axis=0))
-        for i in range(S)
-    ]
+    without = lambda values_ST, i: np.delete(values_ST, i, axis=0)
+    ratios = [speedup(without(reference_ST, i), without(curves_ST, i)) for i in range(S)]
     known = [ratio for ratio in ratios if ratio is not None]
     if len(known) < S:
         return None
@@ -132,8 +138,7 @@ def final_loss(curves_ST: ArrayLike) -> float:
 def mean_over_rounds(
     values_SE: ArrayLike, evaluated_at: ArrayLike, first: int, last: int
 ) -> tuple[float, float] | tuple[None, None]:
-    """A held-out metric over rounds `first` to `last` → (mean, standard error over seeds); None if
-    nobody looked."""
+    """A held-out metric over rounds `first` to `last` → (mean, standard error); None without any."""
     values_SE, at_E = checked_curves(values_SE), np.asarray(evaluated_at)
     inside_E = (at_E >= first) & (at_E <= last)
     if not inside_E.any():
@@ -151,10 +156,9 @@ def checked_curves(curves_ST: ArrayLike) -> np.ndarray:
     """Curves as float64 [S, T], or an error that says which shape was given."""
     values_ST = _numbers(curves_ST)
     if values_ST.ndim != 2 or values_ST.size == 0:
+        shape = f"got shape {values_ST.shape}; give a single run as curve[None, :]."
         raise LaconicError(
-            "loss curves must be [seeds, rounds] with at least one of each, got shape "
-            f"{values_ST.shape}; "
-            "give a single run as curve[None, :]."
+            f"loss curves must be [seeds, rounds] with at least one of each, {shape}"
         )
     return values_ST
 
@@ -163,6 +167,5 @@ def _numbers(values: ArrayLike) -> np.ndarray:
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise LaconicError(
-            f"loss curves must be numbers, with one length for all seeds: {error}."
-        ) from error
+        why = f"loss curves must be numbers, with one length for all seeds: {error}."
+        raise LaconicError(why) from error

@@ -14,9 +14,9 @@ stays text.
 import base64
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -35,45 +35,39 @@ CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A paragraph; `lead` makes it bold, `muted` small and grey."""
 
     text: str
     kind: str = ""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The box at the top: one sentence, and what a reader must know besides."""
 
     sentence: str
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Names and what they stand for."""
 
     items: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Notes:
+class Notes(NamedTuple):
     """A list of sentences."""
 
     items: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A command to copy."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Panels:
+class Panels(NamedTuple):
     """Panels side by side: with one legend above all of them if given, else each with its own.
 
     `note` says how to read them; `notes` are of single panels, by name.
@@ -85,8 +79,7 @@ class Panels:
     notes: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A PNG, or what draws it once a page needs it; `narrow` is the same for phones."""
 
     png: bytes | Callable[[], bytes]
@@ -240,12 +233,9 @@ def _figure(panel: Panel, note: str, legend: str) -> str:
 
 
 def inline_svg(file: bytes, description: str) -> str:
-    """An SVG file as an `<svg>` for inside a page: no ids or namespaces, in the page's own colours
-    and font."""
+    """An SVG file for inside a page: no ids or namespaces, in the page's own colours and font."""
     root = ElementTree.fromstring(file)
-    shapes = {
-        f"#{node.get('id')}": node.get("d", "") for node in root.iter() if "id" in node.attrib
-    }
+    shapes = {f"#{node.get('id')}": node.get("d", "") for node in root.iter()}
     for parent in root.iter():
         for child in [c for c in parent if _bare(c.tag) in ("defs", "metadata", "style")]:
             parent.remove(child)

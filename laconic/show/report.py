@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.show import comparison, meta, page, sweep, training
+from laconic.show import comparison, meta, metrics, page, sweep, training
 from laconic.show.curves import Record, of_kind
 from laconic.show.table import MISSING, Table, count, duration, markdown_text
 from laconic.store import atomic
@@ -41,18 +41,6 @@ SMOKE_NOTE = "smoke records: they show that it runs, not what it reaches"
 GENERATOR = '<meta name="generator" content="laconic report">'
 MADE_BY = "<!-- written by laconic report -->"
 PICTURES = ("curves.png", "ranking.png", "learning-curve.png", "loss.png", "figure.png")
-# What making sense of somebody's records may raise: one bad run must not hide the others.
-UNREADABLE = (
-    LaconicError,
-    KeyError,
-    IndexError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    OSError,
-)
 
 # Given the name of the run that is drawn next, and how many there are.
 Progress = Callable[[str, int], None]
@@ -79,7 +67,7 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class Report:
-    """The runs that could be read, in the order of `KINDS`, and a line for each file that could not."""
+    """The runs that could be read, by kind and name, and a line for each file that could not."""
 
     root: Path
     runs: tuple[ReportedRun, ...]
@@ -134,7 +122,7 @@ def collect(root: str | Path) -> Report:
     for path in _files(root):
         try:
             runs.append(_run(path, root))
-        except UNREADABLE as error:
+        except Exception as error:  # one bad file must not hide the others
             skipped.append(_reason(path.relative_to(root), error))
     if not runs:
         why = f" ({'; '.join(skipped)})" if skipped else ""
@@ -229,25 +217,23 @@ def _seconds_inside(folder: Path) -> float | None:
 
 
 def _blocks(run: ReportedRun, renderers: Mapping[str, Renderer] | None) -> Sequence[page.Block]:
-    known: dict[str, Renderer] = {
-        "comparison": lambda records, folder: comparison.blocks(records),
-        "sweep": lambda records, folder: sweep.blocks(records),
-        "training": lambda records, folder: training.blocks(records),
-        "meta-training": lambda records, folder: meta.blocks(records),
-        "experiment": lambda records, folder: [page.Text(str(records[-1]["title"]), "lead")],
-        "benchmark": lambda records, folder: [_measurements(run.name, records)],
-    }
-    return {**known, **(renderers or {})}[run.kind](run.records, run.path.parent)
+    if renderers and run.kind in renderers:
+        return renderers[run.kind](run.records, run.path.parent)
+    return BLOCKS[run.kind](run.records)
 
 
-def _measurements(name: str, records: Sequence[Record]) -> Table:
+def _experiment(records: Sequence[Record]) -> list[page.Block]:
+    return [page.Text(str(records[-1]["title"]), "lead")]
+
+
+def _measurements(records: Sequence[Record]) -> list[page.Block]:
     """A benchmark's numbers by name; what it says about its origin is left out."""
     columns = [dict(_flat({k: v for k, v in r.items() if k not in ABOUT})) for r in records]
     names = list(dict.fromkeys(name for column in columns for name in column))
     heads = ["measured"] if len(columns) == 1 else [f"run {i + 1}" for i in range(len(columns))]
     rows = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
-    note = f"Benchmark {records[0]['benchmark']}, as its program wrote it."
-    return Table(name, ["what", *heads], rows, note)
+    name = f"Benchmark {records[0]['benchmark']}"
+    return [Table(name, ["what", *heads], rows, f"{name}, as its program wrote it.")]
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -264,19 +250,29 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     yield name.replace("_", " "), text
 
 
+BLOCKS: dict[str, Callable[[Sequence[Record]], Sequence[page.Block]]] = {
+    "comparison": comparison.blocks,
+    "experiment": _experiment,
+    "sweep": sweep.blocks,
+    "training": training.blocks,
+    "meta-training": meta.blocks,
+    "benchmark": _measurements,
+}
+
+
 def _rendered(
     report: Report,
     show: Callable[[ReportedRun], str],
     progress: Progress = lambda name, total: None,
 ) -> tuple[list[tuple[str, str]], Report]:
-    """Each run as text → ((title of its kind, texts) pairs, the report without those that failed)."""
+    """Each run as text → ((title of a kind, its texts) pairs, the report without failed runs)."""
     shown: list[tuple[ReportedRun, str]] = []
     skipped = list(report.skipped)
     for run in report.runs:
         progress(run.name, len(report.runs))
         try:
             shown.append((run, show(run)))
-        except UNREADABLE as error:
+        except Exception as error:
             skipped.append(_reason(run.path.relative_to(report.root), error))
     if not shown:
         raise LaconicError(f"no record under {report.root} can be shown: {'; '.join(skipped)}.")
@@ -312,7 +308,7 @@ def html_page(
         text = readme.read_text(encoding="utf-8", errors="replace")
         paragraphs = [page.Text(part, "plain") for part in re.split(r"\n\s*\n", text) if part]
         body.append(page.section("About these records", page.html(paragraphs)))
-    terms = page.pairs(comparison.DEFINITIONS, "terms")
+    terms = page.pairs(metrics.DEFINITIONS, "terms")
     body.append(page.section("How the numbers are defined", terms))
     many = len(report.runs)
     name = report.root.name or report.root

@@ -225,7 +225,7 @@ def write_figure(records: Sequence[Record], path: str | Path) -> None:
 
 
 def sweep_figure(records: Sequence[Record]) -> "Figure":
-    """A line for one hyper-parameter, else cells of the last two, a panel for each of the others."""
+    """A line for one hyper-parameter, else cells of the last two, a panel for each other value."""
     order, ranking = _best_first(records)
     names, size = list(order[0]["numbers"]), of_kind(records, "run")[0]["grid_points"]
     with figures.plot_style():
@@ -335,7 +335,7 @@ def _draw_cells(
 
 
 def _scale(values: Sequence[float]) -> tuple["Normalize", bool]:
-    """The scale of colours, logarithmic from the best to `CEILING` times it; do values exceed it."""
+    """The scale of colours, from the best to `CEILING` times it, and whether values exceed it."""
     from matplotlib.colors import LogNorm, Normalize
 
     known = [value for value in values if math.isfinite(value)] or [1.0]

@@ -164,7 +164,7 @@ def loss_panel(records: Sequence[Record]) -> Panel:
 
 def write_loss_curve(records: Sequence[Record], path: Path) -> None:
     """`loss_panel` as a PNG."""
-    atomic.write_bytes(path, figures.png_bytes(figures.titled_figure(loss_panel(records))))
+    atomic.write_bytes(path, figures.png_bytes(figures.grid_figure([loss_panel(records)])))
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:

@@ -119,7 +119,7 @@ def test_traffic_has_a_panel_of_its_own_where_it_differs():
     records[2]["traffic"]["sent_bits"] = DENSE // 50
     records[5]["traffic"]["sent_bits"] = 0
     assert compared.traffic_differs(records)
-    (ax,) = figures.titled_figure(compared.bits_panel(records)).axes
+    (ax,) = figures.grid_figure([compared.bits_panel(records)]).axes
     assert (ax.get_xscale(), ax.get_xlabel()) == ("log", "megabytes sent per worker")
     first, second, *_, last = lines_of(ax)
     assert len(lines_of(ax)) == 4  # what sends nothing has no place on a log axis
@@ -284,7 +284,13 @@ def test_a_grid_has_every_panel_one_legend_and_the_note():
     shown = [a_panel(f"p{i}", [4, 3, 2, 1]) for i in range(4)]
     bars = figures.Bars("b", "y", ["one, two"], [figures.Bar(0, "a", 1.0)], {"a": RED})
     wide = figures.grid_figure([*shown, bars], [(RED, "_a$")], "Title", "a note")
-    assert [ax.get_title(loc="left") for ax in wide.axes if ax.axison] == [*"p0 p1 p2 p3 b".split()]
+    assert [ax.get_title(loc="left") for ax in wide.axes if ax.axison] == [
+        "p0",
+        "p1",
+        "p2",
+        "p3",
+        "b",
+    ]
     assert [ax.axison for ax in wide.axes] == [True] * 5 + [False]
     assert wide.get_suptitle() == "Title\na note"
     assert [text.get_text() for text in wide.legends[0].get_texts()] == ["_a$"]
@@ -318,7 +324,7 @@ def test_a_curve_that_leaves_the_chart_is_marked_where_it_does():
 def test_a_level_a_key_and_an_axis_that_does_not_begin_at_0():
     panel = a_panel("p", [4, 3, 2, 1], from_zero=False, key=((RED, "inside"),))
     level = replace(panel.curves[0], level=2.0)
-    (ax,) = figures.titled_figure(replace(panel, curves=(level,))).axes
+    (ax,) = figures.grid_figure([replace(panel, curves=(level,))]).axes
     assert ax.get_xlim() == (1, 4)
     assert [x.get_linestyle() for x in ax.get_lines() if list(x.get_ydata()) == [2.0, 2.0]] == [":"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["inside"]

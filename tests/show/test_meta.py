@@ -30,7 +30,8 @@ def a_run(steps=120, tasks=2):
         {"kind": "run", "config": config},
         progress(0, loss[:half].tolist(), norm[:half].tolist()),
         *(
-            {"kind": "judged", "which": w, "step": half, "final_losses": [0.5] * tasks}
+            {"kind": "judged", "which": w, "step": half, "best": True, "score": 0.5}
+            | {"at": [1, 2], "losses": [[2.0, 1.0]] * tasks}
             for w in ("theta", "average")
         ),
         progress(half, loss[half:].tolist(), norm[half:].tolist()),
@@ -91,7 +92,7 @@ def test_the_picture_is_drawn(tmp_path):
     records, _, _ = a_run()
     write_learning_curve(records, tmp_path / "curve.png")
     image = matplotlib.image.imread(tmp_path / "curve.png")
-    assert image.shape[:2] == (960, 1280)
+    assert image.shape[:2] > (900, 1400)
     assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 50
 
 

@@ -233,7 +233,7 @@ def test_the_numbers_are_the_records(whole):
 def test_what_is_drawn_of_meta_training_is_what_was_recorded():
     records = read(RESULTS / "meta" / "lopt-a-fmnist" / "records.jsonl")
     panels = {panel.name: panel for panel in meta_panels(records)}
-    assert set(panels) == {"meta-loss", "score", "heldout"}
+    assert set(panels) == {"meta-loss", "norm", "score", "heldout"}
     raw = np.concatenate([np.asarray(r["loss"])[:, 0] for r in records if r["kind"] == "progress"])
     (loss,) = panels["meta-loss"].curves
     assert len(loss.x) == records[0]["config"]["steps"] == len(raw)
