@@ -28,7 +28,7 @@ from laconic.client import Shared
 from laconic.method import Setting
 from laconic.runs.measure import heldout_metrics
 from laconic.runs.simulate import Simulation
-from laconic.store.runlog import provenance, write_json
+from laconic.store.records import provenance, write_json
 
 TIMEOUTS = {
     "gather": 1.0,

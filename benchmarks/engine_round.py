@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file too
 
 from benchmarks.fleet import Fleet, Spec
-from laconic.store.runlog import provenance, write_json
+from laconic.store.records import provenance, write_json
 
 WARM_UP = 5
 LIMIT_MS = 10.0

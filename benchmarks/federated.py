@@ -22,7 +22,7 @@ from laconic.federated.population import Federated
 from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.runs.simulate import Simulation
-from laconic.store.runlog import provenance
+from laconic.store.records import provenance
 
 CLIENTS, K, B, GAMMA = 400, 10, 20, 0.1
 METHODS = {"fedavg": f"fedavg:gamma={GAMMA}", "fedlopt": f"lopt-a:gamma={GAMMA}"}

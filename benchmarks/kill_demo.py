@@ -105,7 +105,7 @@ def demonstrate(workers: int, at: int, pace: float, folder: Path) -> int:
 
 def verdict(folder: Path, victim: int, killed: int | None) -> int:
     """Say what the records show; 0 if the worker came back and all agree."""
-    from laconic.store.runlog import read
+    from laconic.store.records import read
 
     summary = read(folder / "records.jsonl")[-1]
     seen = summary["workers"][str(victim)]

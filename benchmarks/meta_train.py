@@ -14,7 +14,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from laconic.bench.meta_train import MetaTrainConfig, measure
-from laconic.store.runlog import plain, provenance, write_json
+from laconic.store.records import plain, provenance, write_json
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file too
 
 from laconic.bench.round import RoundConfig, measure
-from laconic.store.runlog import provenance
+from laconic.store.records import provenance
 
 
 def main():

@@ -22,16 +22,15 @@ if TYPE_CHECKING:
     from laconic.method import Method, Setting, local_method
     from laconic.methods import METHODS, parse_method
     from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
-    from laconic.recipes.comparisons import CompareConfig
-    from laconic.recipes.sweeps import SweepConfig
-    from laconic.recipes.trainings import TrainConfig
     from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
-    from laconic.runs.compare_run import compare, resume
+    from laconic.runs.compare import CompareConfig, compare
+    from laconic.runs.folder import Interrupted, Observer
     from laconic.runs.meta_config import MetaConfig
     from laconic.runs.meta_train import meta_train
+    from laconic.runs.resume import resume
     from laconic.runs.simulate import Simulation
-    from laconic.runs.sweep_run import sweep
-    from laconic.runs.train import train
+    from laconic.runs.sweep import SweepConfig, sweep
+    from laconic.runs.train import TrainConfig, train
     from laconic.tasks.base import Aux, Task, plain_task
     from laconic.tasks.catalog import TASKS, make_task
     from laconic.workers import Meshed, Simulated, worker_mesh
@@ -48,6 +47,7 @@ __all__ = [
     "Federated",
     "Horizon",
     "Inner",
+    "Interrupted",
     "Items",
     "LaconicError",
     "LearnedOptimizer",
@@ -57,6 +57,7 @@ __all__ = [
     "MetaConfig",
     "MetaTrainer",
     "Method",
+    "Observer",
     "Outer",
     "OuterOptimizer",
     "Population",
@@ -106,15 +107,14 @@ _HOMES = {
     "laconic.meta.problem": "Inner",
     "laconic.meta.train": "MetaTrainer Outer",
     "laconic.outer": "LearnedOptimizer OUTER OuterOptimizer from_optax",
-    "laconic.runs.compare_run": "compare resume",
-    "laconic.recipes.comparisons": "CompareConfig",
+    "laconic.runs.compare": "CompareConfig compare",
+    "laconic.runs.folder": "Interrupted Observer",
+    "laconic.runs.resume": "resume",
     "laconic.runs.meta_config": "MetaConfig",
     "laconic.runs.meta_train": "meta_train",
     "laconic.methods": "METHODS parse_method",
-    "laconic.runs.sweep_run": "sweep",
-    "laconic.recipes.sweeps": "SweepConfig",
-    "laconic.runs.train": "train",
-    "laconic.recipes.trainings": "TrainConfig",
+    "laconic.runs.sweep": "SweepConfig sweep",
+    "laconic.runs.train": "TrainConfig train",
     "laconic.round": "Items RoundState Server communication_round draw_items init_round",
     "laconic.tasks.base": "Aux Task plain_task",
     "laconic.tasks.catalog": "TASKS make_task",

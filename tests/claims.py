@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from laconic.store.runlog import read
+from laconic.store.records import read
 from laconic.zoo import cards
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from laconic.store.runlog import read
+from laconic.store.records import read
 
 ROOT = Path(__file__).parents[1]
 SITE = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,7 +8,7 @@ import pytest
 
 from laconic import cli, zoo
 from laconic.methods import METHODS
-from laconic.store.runlog import read
+from laconic.store.records import read
 from laconic.tasks.catalog import TASKS
 from laconic.version import __version__
 from tests.cli.commands import assert_one_error, laconic, process

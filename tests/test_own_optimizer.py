@@ -15,12 +15,13 @@ import pytest
 from laconic.method import Setting
 from laconic.methods import definition_of, parse_method
 from laconic.outer import OUTER
-from laconic.recipes.sweeps import SWEEPS, SweepConfig, sweeps
+from laconic.recipes.sweeps import SWEEPS, sweeps
 from laconic.reproduce.experiment import Experiment, SweepPanel
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import resume_experiment
+from laconic.runs.grid import Sweep
 from laconic.runs.simulate import Simulation
-from laconic.runs.sweep import Sweep
+from laconic.runs.sweep import SweepConfig
 from laconic.tasks.catalog import make_task
 from tests.outer.trees import QUICK, random_tree
 from tests.reproduce.made import DIGITS, SMALL

@@ -19,7 +19,7 @@ from laconic.runs.publish import results_of
 from laconic.show.comparison import summarise, summary_table
 from laconic.show.sweep import ranking_text
 from laconic.show.timing import parse_link
-from laconic.store.runlog import plain, read
+from laconic.store.records import plain, read
 from laconic.zoo import Card, load, published
 from tests.recorded import PUBLISHED as DOCS
 from tests.recorded import WORDS, benchmark, mean_curve, method_of, numbers_of, peak

@@ -8,7 +8,7 @@ import pytest
 
 from laconic.reproduce.federated import LEARNED, TUNED, recipe_for
 from laconic.show.sweep import ranking_text
-from laconic.store.runlog import read
+from laconic.store.records import read
 from laconic.zoo import cards
 from tests.recorded import PUBLISHED as DOCS
 from tests.recorded import WORDS, method_of, numbers_of

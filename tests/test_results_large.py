@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from laconic.reproduce.registry import EXPERIMENTS
-from laconic.store.runlog import read
+from laconic.store.records import read
 from laconic.tasks.catalog import make_task
 from laconic.zoo import load
 from tests.recorded import PUBLISHED as DOCS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.recorded import PUBLISHED as DOCS
 from tests.recorded import WORDS, mean_curve, method_of, peak, rounds_to, train_losses
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from laconic.errors import LaconicError
 from laconic.show.figures import plot_style, png_bytes
 from laconic.store import atomic
-from laconic.store.runlog import plain, provenance, write_json
+from laconic.store.records import plain, provenance, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

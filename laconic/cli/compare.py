@@ -16,10 +16,10 @@ from laconic.cli.console import (
     wants_resume,
     with_bars,
 )
-from laconic.recipes.comparisons import RECIPES, CompareConfig
-from laconic.recipes.sweeps import SweepConfig, sweeps
-from laconic.runs.compare_run import compare, resume
-from laconic.runs.sweep_run import resume_sweep, sweep
+from laconic.recipes.comparisons import RECIPES
+from laconic.recipes.sweeps import sweeps
+from laconic.runs.compare import CompareConfig, compare, resume_compare
+from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
 from laconic.show.comparison import sizes_of, summary_table
 from laconic.show.sweep import closing_sentence, ranking_table
 
@@ -41,7 +41,9 @@ def run_compare(argv: Sequence[str]) -> int:
     """`laconic compare [RECIPE] [--flags]` or `laconic compare --resume DIR`."""
     if wants_resume(argv):
         old = resume_words("compare", argv, CompareResumeConfig)
-        run = lambda bars, stop: resume(old.resume, on_nan=old.on_nan, observer=bars, stop=stop)
+        run = lambda bars, stop: resume_compare(
+            old.resume, on_nan=old.on_nan, observer=bars, stop=stop
+        )
     else:
         config = recipe_words("compare", argv, CompareConfig(), RECIPES, COMPARE)
         command = shlex.join(["laconic", "compare", *argv])

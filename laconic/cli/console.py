@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from laconic.errors import unknown
-from laconic.runs.compare import Interrupted
+from laconic.runs.folder import Interrupted, Observer
 
 Config = TypeVar("Config")
 Outcome = tuple[Path, list[dict[str, Any]]]  # a run's folder and its records
@@ -150,7 +150,7 @@ def with_bars(
     return 0
 
 
-class LiveBars:
+class LiveBars(Observer):
     """Watches a run: one bar a method on stderr, with loss, rounds a second and time left."""
 
     def __init__(self, bars: Progress):
@@ -158,16 +158,16 @@ class LiveBars:
         self.ids: dict[str, Any] = {}
         self.start: dict[str, int] = {}
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
+    def begin(self, label: str, total: int, done: int, rounds_each: int = 1) -> None:
         """A new bar; one that begins again replaces the old."""
         if label in self.ids:
             self.bars.remove_task(self.ids[label])
         self.ids[label] = self.bars.add_task(
-            label, total=rounds, completed=done, loss="compiling …", rate=""
+            label, total=total, completed=done, loss="compiling …", rate=""
         )
         self.start[label] = done
 
-    def progress(self, label: str, done: int, loss: float) -> None:
+    def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:
         """Advance it."""
         task = next(t for t in self.bars.tasks if t.id == self.ids[label])
         rate = (done - self.start[label]) / max(task.elapsed or 0.0, 1e-9)

@@ -29,9 +29,9 @@ from laconic.engines.address import free_port, is_loopback, reached_at, split_ad
 from laconic.engines.registry import EngineEntry, Waits, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
-from laconic.recipes.trainings import TrainConfig, parts_of, train_command
-from laconic.runs.folder import new_folder
-from laconic.runs.train_folder import WORKER_LOGS, finish
+from laconic.runs.folder import RunFolder, command_line
+from laconic.runs.train import TrainConfig, parts_of
+from laconic.runs.train_log import WORKER_LOGS, finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
 
@@ -172,7 +172,11 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
     port = free_port(config.bind, config.port)
     host = config.host or reached_at(config.bind, "127.0.0.1")
     make_task(train.task)  # so that missing data is found, or fetched, once
-    folder = train.out if resumed and train.out is not None else new_folder(train.out, train.task)
+    if resumed and train.out is not None:
+        folder = train.out
+    else:
+        with RunFolder.new(train.out, train.task) as made:
+            folder = made.path
     if token is None:
         token, token_at = new_token(), f"the token in {folder / 'token'}"
         if (config.here or train.workers) < train.workers:
@@ -188,7 +192,7 @@ def _greet(plan: Launch) -> None:
         say(f"listening at {bind}, beyond this machine: without the token nobody gets in", err)
     if here < workers:
         joins = f"--join {plan.address} --worker N --bind ADDRESS --engine {plan.config.engine}"
-        there = train_command(replace(plan.train, out=None)).removeprefix("laconic ")
+        there = command_line("train", replace(plan.train, out=None)).removeprefix("laconic ")
         who = f"join from elsewhere, with {plan.token_at}, N from {here} to {workers - 1}"
         say(f"{who}: laconic worker {joins} -- {there}", err)
 
@@ -205,7 +209,7 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
     flags = {"join": plan.address, "engine": config.engine, "bind": config.bind, "host": host}
     flags |= {f.name: getattr(waits, f.name) for f in fields(waits)}
     flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
-    train = shlex.split(train_command(plan.train))[1:]
+    train = shlex.split(command_line("train", plan.train))[1:]
     given = [*_flags(flags), "--json", "--until-eof", "--", *train]
     workers = {
         name: [*PYTHON, "laconic", "worker", "--worker", str(k), *given]

@@ -29,10 +29,9 @@ from laconic.cli.console import (
 )
 from laconic.cli.hosts import Hosts
 from laconic.errors import LaconicError, unknown
-from laconic.federated.population import Federated, read_federated
-from laconic.recipes.comparisons import flags_of
+from laconic.federated.population import Federated
 from laconic.recipes.meta_trainings import META_RECIPES
-from laconic.runs.compare import Interrupted
+from laconic.runs.folder import Interrupted, Observer, flags_of, read_config
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import meta_train, resume_meta_train
 
@@ -116,7 +115,7 @@ def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
 def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     header, summary, folder = records[0]["config"], records[-1], folder.resolve()
     best = folder / "best.safetensors"
-    config = MetaConfig(**{**read_federated(header, str(folder)), "tasks": tuple(header["tasks"])})
+    config = read_config(MetaConfig, header, str(folder))
     inner = parse_inner(config.tasks[0], config)
     sizes = {"task": inner.task, "workers": inner.workers}
     if not inner.federated.active:  # else the population's data decides
@@ -156,7 +155,7 @@ def sparkline(values: Sequence[float], width: int = COLUMNS) -> str:
     return "".join(block(m) if math.isfinite(m) else " " for m in means)
 
 
-class MetaDisplay:
+class MetaDisplay(Observer):
     """Shows meta-training: meta-loss and its course, speed, time left, and the best φ so far.
 
     In a terminal that is a live panel, in a log a line every ten seconds.
@@ -168,7 +167,7 @@ class MetaDisplay:
         self.title = title
         self.console = console
         self.clock = clock
-        self.config: MetaConfig | None = None
+        self.steps: int | None = None
         self.done = self.first = self.rounds_per_step = 0
         self.losses: list[float] = []
         self.norm = math.nan
@@ -193,17 +192,17 @@ class MetaDisplay:
 
     # --- called by the run
 
-    def begin(self, config: MetaConfig, done: int, rounds_per_step: int) -> None:
+    def begin(self, label: str, total: int, done: int, rounds_each: int = 1) -> None:
         """Training starts, or goes on after `done` outer steps."""
-        self.config = config
+        self.steps = total
         self.done = self.first = done
-        self.rounds_per_step = rounds_per_step
+        self.rounds_per_step = rounds_each
         self._line()
 
-    def progress(self, done: int, losses: np.ndarray, norms: np.ndarray) -> None:
-        """Some outer steps are done."""
-        self.losses += losses.tolist()
-        self.norm = float(norms[-1])
+    def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:
+        """An outer step is done."""
+        self.losses.append(loss)
+        self.norm = math.nan if norm is None else norm
         self.done = done
         if self.compiled is None and done > self.first:
             self.compiled = self.clock(), done
@@ -211,10 +210,10 @@ class MetaDisplay:
         elif self.clock() - self.line_at >= LINE_SECONDS:
             self._line()
 
-    def judged(self, done: int, value: float, best: bool) -> None:
+    def judged(self, done: int, score: float, best: bool) -> None:
         """φ was judged on held-out seeds."""
         if best:
-            self.best = value, done
+            self.best = score, done
 
     def note(self, text: str) -> None:
         """A line above the panel."""
@@ -231,12 +230,12 @@ class MetaDisplay:
 
     def facts(self) -> list[str]:
         """What there is to say about the training so far."""
-        if self.config is None:
+        if self.steps is None:
             return ["reading data, preparing …"]
         best = []
         if self.best is not None:
             best = [f"best {self.best[0]:.4f} on held-out seeds (step {self.best[1]:,})"]
-        if self.done == self.first and self.done < self.config.steps:
+        if self.done == self.first and self.done < self.steps:
             return ["compiling …", *best]
         loss = float(np.mean(self.losses[-WINDOW:])) if self.losses else math.nan
         rate = self.steps_per_second
@@ -246,14 +245,14 @@ class MetaDisplay:
     def times(self) -> list[str]:
         """Elapsed, and left if that can be told."""
         rate, shown = self.steps_per_second, [f"elapsed {_clock_time(self.clock() - self.begun)}"]
-        if rate is not None and self.config is not None:
-            shown.append(f"left {_clock_time((self.config.steps - self.done) / rate)}")
+        if rate is not None and self.steps is not None:
+            shown.append(f"left {_clock_time((self.steps - self.done) / rate)}")
         return shown
 
     def render(self) -> RenderableType:
         """The panel."""
-        steps = 1 if self.config is None else self.config.steps
-        count = "" if self.config is None else f"outer step {self.done:,}/{steps:,}"
+        steps = self.steps or 1
+        count = "" if self.steps is None else f"outer step {self.done:,}/{steps:,}"
         bar = ProgressBar(steps, self.done, width=30)
         top = Table.grid(padding=(0, 1))
         top.add_row(Text(self.title, style="bold"), bar, Text(count), *self.times())
@@ -265,8 +264,8 @@ class MetaDisplay:
     def _line(self) -> None:
         """A line for a log, which shows no panel."""
         self.line_at = self.clock()
-        if self._live is None and self.config is not None:
-            where = f"outer step {self.done:,}/{self.config.steps:,}"
+        if self._live is None and self.steps is not None:
+            where = f"outer step {self.done:,}/{self.steps:,}"
             say(f"{self.title}: {', '.join([where, *self.facts(), *self.times()])}", self.console)
 
 

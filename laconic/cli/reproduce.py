@@ -32,8 +32,7 @@ from laconic.reproduce.page import tables
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import reproduce, resume_experiment
 from laconic.reproduce.scale import at_scale
-from laconic.runs.compare import Interrupted, Observer
-from laconic.runs.meta_run import MetaObserver
+from laconic.runs.folder import Interrupted, Observer
 
 _RESUME = "Take up an experiment where it stopped; its name and scale come from the folder."
 
@@ -74,7 +73,7 @@ class OnScreen:
             yield LiveBars(shown)
 
     @contextmanager
-    def meta_train(self, title: str) -> Iterator[MetaObserver]:
+    def meta_train(self, title: str) -> Iterator[Observer]:
         """The panel of meta-training."""
         with MetaDisplay(title) as display:
             yield display

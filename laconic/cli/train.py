@@ -1,13 +1,12 @@
 """`laconic train`: one model, all its workers in this process."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from laconic.cli.console import (
-    LiveBars,
     ResumeConfig,
     go_on,
     recipe_words,
@@ -17,9 +16,15 @@ from laconic.cli.console import (
     with_bars,
 )
 from laconic.errors import LaconicError
-from laconic.recipes.trainings import TRAIN_RECIPES, TrainConfig, from_json
-from laconic.runs.train import SIMULATED, resume_train, train
-from laconic.runs.train_folder import CURVE, WEIGHTS, read_header
+from laconic.recipes.trainings import TRAIN_RECIPES
+from laconic.runs.train import (
+    WEIGHTS,
+    TrainConfig,
+    read_train_config,
+    resume_train,
+    train,
+)
+from laconic.runs.train_log import CURVE
 from laconic.show import training
 
 ABOUT = """\
@@ -32,9 +37,9 @@ def run_train(argv: Sequence[str]) -> int:
     given = train_words(argv)
     command = shlex.join(["laconic", "train", *argv])
     if isinstance(given, ResumeConfig):
-        run = lambda bars, stop: resume_train(given.resume, tell=Bar(bars), stop=stop)
+        run = lambda bars, stop: resume_train(given.resume, observer=bars, stop=stop)
     else:
-        run = lambda bars, stop: train(given, tell=Bar(bars), stop=stop, command=command)
+        run = lambda bars, stop: train(given, observer=bars, stop=stop, command=command)
     return with_bars("train", run, print_outcome, "this round and one more")
 
 
@@ -56,39 +61,17 @@ def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfi
     resumed = isinstance(config, ResumeConfig)
     if isinstance(config, ResumeConfig):
         folder = config.resume
-        header = read_header(folder)
-        if header["engine"] == SIMULATED:
+        config, alone = read_train_config(folder)
+        if alone:
             raise LaconicError(
                 f"{folder} was trained in one process: go on with {go_on('train', folder)}"
             )
-        config = from_json(header["config"], folder)
     if workers is not None and config.workers != workers:
         raise LaconicError(
             f"there are {workers} workers, but the training is for {config.workers}: give "
             "--workers once, or alike."
         )
     return config, resumed
-
-
-class Bar:
-    """One bar for the rounds of a training."""
-
-    def __init__(self, bars: LiveBars):
-        self.bars = bars
-
-    def __call__(self, message: dict[str, Any]) -> None:
-        """Show what a training tells."""
-        if message["kind"] == "start":
-            self.bars.begin("training", message["rounds"], message["round"])
-        elif message["kind"] == "round":
-            self.bars.progress("training", message["round"], message["loss"])
-        for text in notes_of(message):
-            self.bars.note(text)
-
-
-def notes_of(message: Mapping[str, Any]) -> Sequence[str]:
-    """The notes in what a training tells: a message that is one, or those of a round."""
-    return [message["text"]] if message["kind"] == "note" else message.get("notes", [])
 
 
 def print_outcome(folder: Path, records: Sequence[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ import tyro
 
 from laconic.cli.console import StopFlag, err, say
 from laconic.cli.hosts import need_token
-from laconic.cli.train import notes_of, print_outcome, shared_config
+from laconic.cli.train import print_outcome, shared_config
 from laconic.engines.address import (
     ProcessRank,
     free_port,
@@ -29,10 +29,10 @@ from laconic.engines.address import (
 from laconic.engines.registry import Seat, Waits, engine_entry
 from laconic.engines.supervisor import end_with_stdin
 from laconic.errors import LaconicError
-from laconic.runs.compare import Interrupted
-from laconic.runs.train import work
-from laconic.runs.train_folder import finish, missing_ends, worker_folder
-from laconic.store.runlog import plain
+from laconic.runs.folder import Interrupted, Observer
+from laconic.runs.train import work, worker_folder
+from laconic.runs.train_log import finish, missing_ends
+from laconic.store.records import plain
 
 LINE_SECONDS, END_SECONDS = 10.0, 20.0
 DESCRIPTION = """\
@@ -102,7 +102,7 @@ def run_worker(argv: Sequence[str]) -> int:
                 config.engine,
                 token,
                 folder,
-                tell=Json() if config.json else Lines(seat.worker),
+                observer=Json() if config.json else Lines(seat.worker),
                 stop=stop,
                 command=command,
                 turn=turn,
@@ -188,16 +188,32 @@ class CompileTurn:
         self._file.close()
 
 
-class Json:
-    """Tells everything to standard output, a JSON object a line."""
+class Json(Observer):
+    """Tells everything to standard output, a JSON object a line, at once."""
 
-    def __call__(self, message: Mapping[str, Any]) -> None:
-        """Write it at once."""
-        sys.stdout.write(json.dumps(plain(message), allow_nan=False) + "\n")
-        sys.stdout.flush()
+    def begin(self, label: str, total: int, done: int, rounds_each: int = 1) -> None:
+        """A "start"."""
+        _print_json("start", {"round": done, "rounds": total})
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """A "round", with all there is to say about it."""
+        _print_json("round", row)
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """An "end"."""
+        _print_json("end", facts)
+
+    def note(self, text: str) -> None:
+        """A "note"."""
+        _print_json("note", {"text": text})
 
 
-class Lines:
+def _print_json(kind: str, message: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(plain({"kind": kind, **message}), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+class Lines(Observer):
     """Tells people, on standard error: every note, and a line about rounds every ten seconds."""
 
     def __init__(self, worker: int, clock: Callable[[], float] = time.monotonic):
@@ -206,19 +222,23 @@ class Lines:
         self._said = -float("inf")
         self._rounds = 0
 
-    def __call__(self, message: Mapping[str, Any]) -> None:
-        """Say it if it is worth a line."""
-        now, kind = message.get("round"), message["kind"]
-        if kind == "start":
-            self._rounds = message["rounds"]
-            say(f"{self._name}: compiling; begins after round {now} of {self._rounds}", err)
-        for note in notes_of(message):
-            say(f"{self._name}: {note}", err)
-        due = now == self._rounds or self._clock() - self._said >= LINE_SECONDS
-        if kind == "round" and due:
+    def begin(self, label: str, total: int, done: int, rounds_each: int = 1) -> None:
+        """A line."""
+        self._rounds = total
+        self.note(f"compiling; begins after round {done} of {total}")
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Its notes, and a line if one is due."""
+        for text in row["notes"]:
+            self.note(text)
+        if row["round"] == self._rounds or self._clock() - self._said >= LINE_SECONDS:
             self._said = self._clock()
-            where = f"round {now}/{self._rounds}, {len(message['quorum'])} workers"
-            say(f"{self._name}: {where}, loss {message['loss']:.4f}", err)
+            where = f"round {row['round']}/{self._rounds}, {len(row['quorum'])} workers"
+            self.note(f"{where}, loss {row['loss']:.4f}")
+
+    def note(self, text: str) -> None:
+        """A line."""
+        say(f"{self._name}: {text}", err)
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> None:

@@ -118,12 +118,14 @@ class Loop:
         checkpoint_every: int = 0,
         norm_limit: float = guard.LIMIT,
         at: Callable[[str, int], None] = lambda point, round: None,
+        committed: Callable[[Report, bool], None] = lambda report, due: None,
     ):
         """With a `folder`, each process keeps a checkpoint there and resumes from it.
 
         checkpoint_every: in rounds; 0: only at the end
         norm_limit: the largest norm a message may have, as a multiple of the usual one
         at: is called with (point, round) at each named point of the protocol
+        committed: is called with each report, and whether a checkpoint is due, before that is saved
         """
         K, H = method.budget(setting.workers, setting.local_steps)
         if K != engine.slots or len(setting.seeds) != 1:
@@ -137,6 +139,7 @@ class Loop:
         self.engine = engine
         self.seal = seal
         self.at = at
+        self.committed = committed
         self.programs = Programs(
             task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit
         )
@@ -201,9 +204,6 @@ class Loop:
         committed_at = time.time()
         local.settle(replica)
         self.at(AFTER_COMMIT, quorum.round)
-        with seconds.spent("store"):
-            self._checkpoint(replica, local)
-        notes, self._notes = tuple(self._notes), []
         report = Report(
             round=quorum.round + 1,
             quorum=quorum,
@@ -216,11 +216,16 @@ class Loop:
             attempts=attempts,
             healed=behind,
             refused=dict(self.engine.counts.refused),
-            notes=notes,
+            notes=tuple(self._notes),
             digest=digest.hex(),
             committed_at=committed_at,
             shared=replica.shared,
         )
+        self.committed(report, self._due(report.round))
+        with seconds.spent("store"):
+            self._checkpoint(replica, local)
+        report = report._replace(notes=tuple(self._notes))
+        self._notes = []
         return replica, digest, report
 
     def _outer(
@@ -318,10 +323,13 @@ class Loop:
         mine = self.engine.mine
         return replica, LocalWorkers(self.programs, self.seal, mine, clients, self._threads)
 
+    def _due(self, done: int) -> bool:
+        regular = self.every > 0 and done % self.every == 0
+        return self.path is not None and (regular or done == self.setting.rounds)
+
     def _checkpoint(self, replica: Replica, local: LocalWorkers) -> None:
         done = int(replica.round)
-        due = self.every and done % self.every == 0
-        if self.path is None or not (due or done == self.setting.rounds):
+        if not self._due(done):
             return
         about = {"round": done, "run": self.seal.run.hex()}
         try:

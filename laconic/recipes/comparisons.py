@@ -1,71 +1,7 @@
-"""A comparison as data: a frozen config, and ready ones by name."""
-
-import shlex
-from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
-from typing import Any, Literal
+"""Comparisons by name."""
 
 from laconic.federated.population import Federated
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Several optimizers on one task with K workers, over several seeds."""
-
-    task: str = "digits-mlp"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
-    optimizers: tuple[str, ...] = (
-        "local-sgd",
-        "slowmo:gamma=0.3,beta=0.8",
-        "fedadam:gamma=0.3,eta=0.03",
-        "adam:alpha=0.02",
-        "diloco",
-        "lopt-a-digits",
-        "lopt-a-general",
-    )
-    """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value.
-    """
-    workers: int = 8
-    """K, how many workers there are."""
-    local_steps: int = 4
-    """H, the local steps each takes in a round."""
-    batch: int = 16
-    """B, the examples of a local step."""
-    rounds: int = 100
-    """T, the communication rounds."""
-    federated: Federated = field(default_factory=Federated)
-    """A population of clients with data of their own, of which K are sampled each round; none
-    unless one is given."""
-    seeds: int = 5
-    """How many seeds, each with its own initial weights, minibatches and, with a population,
-    partition of the data."""
-    first_seed: int = 0
-    """The first seed; the others follow it."""
-    seeds_at_once: int = 0
-    """Seeds that are trained side by side, 0: all; fewer take less memory."""
-    evaluate_every: int = 20
-    """Rounds between two looks at the test set; also how often a run can be stopped."""
-    missing: int = 0
-    """How many workers are absent from each round, others every time; what they computed is lost.
-    """
-    compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
-    topk:0.01+int8+ef."""
-    topology: Literal["server", "all-gather", "ring"] = "server"
-    """How messages travel, for counting bits."""
-    link: str | None = None
-    """Price the rounds on a network: bandwidth/latency, e.g. 100Mbit/20ms."""
-    step_time: str | None = None
-    """How long one local step takes, e.g. 12ms; with a link and without it, plain SGD is measured
-    here."""
-    target_loss: float | None = None
-    """The train loss to race to; by default the lowest that local SGD reaches."""
-    on_nan: Literal["stop", "continue"] = "stop"
-    """What to do when a loss is NaN or infinite."""
-    devices: int = 1
-    """Spread the workers over this many devices (K must be a multiple)."""
-    out: Path | None = None
-    """The folder to write, new or empty; by default runs/TASK-TIME."""
+from laconic.runs.compare import CompareConfig
 
 
 def _federated(task: str, alpha: float, *optimizers: str) -> CompareConfig:
@@ -223,30 +159,3 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
         ),
     ),
 }
-
-
-def command_of(config: CompareConfig) -> str:
-    """The command line that gives this config."""
-    return command_line("compare", config, CompareConfig())
-
-
-def command_line(command: str, config: Any, default: Any) -> str:
-    """`laconic COMMAND` with a flag for every field in which a config differs from the default one."""
-    return shlex.join(["laconic", command, *flags_of(config, default)])
-
-
-def flags_of(config: Any, default: Any, prefix: str = "") -> list[str]:
-    """The flags in which a config differs from another, those of a nested one after its name and a
-    dot."""
-    words = []
-    for each in fields(config):
-        value, usual = getattr(config, each.name), getattr(default, each.name)
-        name = f"{prefix}{each.name.replace('_', '-')}"
-        if is_dataclass(value):
-            words += flags_of(value, usual, f"{name}.")
-        elif value != usual:
-            words += [
-                f"--{name}",
-                *(str(v) for v in (value if isinstance(value, tuple) else (value,))),
-            ]
-    return words

@@ -1,60 +1,13 @@
-"""A sweep as data: a frozen config, and the paper's grids by name."""
+"""Sweeps by name: the paper's grids and our own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
+from dataclasses import replace
 
 from laconic.federated.population import Federated
 from laconic.methods import own_names
 from laconic.outer import OUTER
-from laconic.runs.grids import parse_grid
-
-
-@dataclass(frozen=True)
-class SweepConfig:
-    """A grid of one method's hyper-parameters on one task with K workers."""
-
-    task: str = "fmnist-mlp2"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
-    method: str = "local-sgd"
-    """Whose hyper-parameters: local-sgd, slowmo, diloco, fedavg, fedavgm, fedprox, scaffold,
-    fedadam, fedyogi, fedadagrad, sgd, adam, one of your own, or a learned optimizer by its
-    published name or file, which has gamma, the workers' rate, scale, which multiplies its steps,
-    and weight_decay, the share of each weight taken off a round."""
-    grid: tuple[str, ...] = ("gamma=1,0.5,0.3,0.1",)
-    """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier
-    one: 0.5/gamma. clip= and decay= are those of the workers' gradients and weights."""
-    points: tuple[str, ...] = ()
-    """Single points off the grid, as name=value,name=value."""
-    workers: int = 8
-    """K, how many workers there are."""
-    local_steps: int = 4
-    """H, the local steps each takes in a round."""
-    batch: int = 128
-    """B, the examples of a local step."""
-    rounds: int = 1000
-    """T, the communication rounds."""
-    federated: Federated = field(default_factory=Federated)
-    """A population of clients with data of their own, of which K are sampled each round; none
-    unless one is given."""
-    compress: str = "dense"
-    """How messages are compressed, as in `laconic compare`: dense, topk:0.1+ef, int8, …"""
-    seeds: int = 1
-    """How many seeds each point is run with; one, by default: run the winners of a sweep with more.
-    """
-    first_seed: int = 0
-    """The first seed; the others follow it."""
-    rank_by: Literal["minimum", "final", "rounds", "valid"] = "minimum"
-    """What is best: the lowest train loss ever or at the end, fewest rounds to the target, lowest
-    validation loss."""
-    target_loss: float | None = None
-    """The train loss that rounds are counted to."""
-    points_at_once: int = 44
-    """Grid points that are trained side by side; fewer take less memory."""
-    out: Path | None = None
-    """The folder to write, new or empty; by default runs/sweep-METHOD-TASK-TIME."""
-
+from laconic.runs.grid import parse_grid
+from laconic.runs.sweep import SweepConfig
 
 # --- the grids of the paper -----------------------------------------------------------------------
 

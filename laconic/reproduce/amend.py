@@ -12,13 +12,12 @@ from typing import Any
 
 from laconic.errors import LaconicError
 from laconic.methods import parse_method
-from laconic.recipes.comparisons import CompareConfig, command_of
 from laconic.reproduce.folder import bare
-from laconic.runs.compare import CHECKPOINT, RECORDS, is_another
-from laconic.runs.compare_run import check
+from laconic.runs.compare import CompareConfig, check
+from laconic.runs.folder import CHECKPOINT, command_line, is_another
 from laconic.show.curves import of_kind
 from laconic.store import atomic
-from laconic.store.runlog import plain, read, rewrite
+from laconic.store.records import RECORDS, plain, read, rewrite
 
 REPLACED = "replaced.jsonl"
 Record = dict[str, Any]
@@ -31,7 +30,7 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
     A method that is done and not among them, one under way, and what could not be run are refused,
     before anything is written.
     """
-    header, *rest = read(folder / RECORDS)
+    header, *rest = read(folder / RECORDS, gaps=True)
     theirs = [bare(spec) for spec in header["config"]["optimizers"]]
     done = of_kind(rest, "method")
     others = _run_by_others(done, config)
@@ -61,7 +60,7 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
         if ours[method["label"]] in theirs and method["label"] not in others
     ]
     _set_aside(folder, [method for method in done if method not in stays], header)
-    command = command_of(replace(config, out=folder))
+    command = command_line("compare", replace(config, out=folder))
     config = replace(config, out=folder, local_steps=header["config"]["local_steps"])
     rewrite(folder / RECORDS, [{**header, "config": plain(config), "command": command}, *stays])
     atomic.write_text(folder / "command.txt", command + "\n")

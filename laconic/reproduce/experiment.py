@@ -8,10 +8,10 @@ from typing import Any, Literal
 from laconic.bench.overhead import METHODS, OverheadConfig
 from laconic.errors import unknown
 from laconic.federated.population import Federated
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SweepConfig
-from laconic.runs.grids import parse_grid
+from laconic.runs.compare import CompareConfig
+from laconic.runs.grid import parse_grid
 from laconic.runs.meta_config import MetaConfig
+from laconic.runs.sweep import SweepConfig
 
 AVERAGE = "average"  # the panel of rows that are means over panels
 

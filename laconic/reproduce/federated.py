@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from laconic.federated.population import Federated
 from laconic.methods import definition_of
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SWEEPS, SweepConfig
+from laconic.recipes.sweeps import SWEEPS
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel, Use
 from laconic.reproduce.settings import by_recipe
+from laconic.runs.compare import CompareConfig
+from laconic.runs.sweep import SweepConfig
 
 TASKS = {
     "FMNIST MLP": ("fmnist-mlp2", "Fashion-MNIST, 2-layer MLP"),

@@ -7,14 +7,13 @@ from typing import Any
 
 from laconic.bench.overhead import OverheadConfig
 from laconic.errors import LaconicError
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.experiment import Experiment
-from laconic.runs.compare import CHECKPOINT, RECORDS
-from laconic.runs.folder import check_records
+from laconic.runs.compare import CompareConfig
+from laconic.runs.folder import CHECKPOINT, check_records
 from laconic.runs.meta_config import MetaConfig
+from laconic.runs.sweep import SweepConfig
 from laconic.store.archive import records_file
-from laconic.store.runlog import RunLog, plain, provenance, read
+from laconic.store.records import RECORDS, append, plain, provenance, read
 
 Record = dict[str, Any]
 Config = CompareConfig | MetaConfig | SweepConfig | OverheadConfig
@@ -61,7 +60,7 @@ def begin(experiment: Experiment, scale: str, folder: Path) -> None:
             "command": shlex.join(words),
             "provenance": provenance(),
         }
-        RunLog(folder / RECORDS).append("run", **values)
+        append(folder / RECORDS, "run", run="experiment", **values)
     elif (header["name"], header["scale"]) != (experiment.name, scale):
         raise LaconicError(
             f"{folder} is of {header['name']} at scale {header['scale']}, not of {experiment.name} "
@@ -94,7 +93,7 @@ def conclude(
     last = _records(folder)[-1]
     said = {key: value for key, value in last.items() if key in values or key == "left"}
     if last["kind"] != "experiment" or said != values:
-        RunLog(folder / RECORDS).append("experiment", **values, provenance=provenance())
+        append(folder / RECORDS, "experiment", **values, provenance=provenance())
     return read(folder / RECORDS)[-1]
 
 
@@ -186,7 +185,7 @@ def bare(value: Any) -> Any:
 
 
 def _records(folder: Path) -> list[Record]:
-    records = read(folder / RECORDS) if records_file(folder / RECORDS) else []
+    records = read(folder / RECORDS, gaps=True) if records_file(folder / RECORDS) else []
     check_records(folder / RECORDS, records)
     return records
 

@@ -3,11 +3,11 @@ ResNet-152."""
 
 from dataclasses import replace
 
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment, Panel, Tuning, Use
 from laconic.reproduce.settings import FULL, both, by_recipe
+from laconic.runs.compare import CompareConfig
+from laconic.runs.sweep import SweepConfig
 
 # eight workers' activations in half the bytes; Adam's batch of 512 in quarters
 MEMORY = "compute=bf16,at_once=128"

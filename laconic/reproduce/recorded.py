@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from laconic.errors import LaconicError
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.folder import decided_by_data, with_defaults
-from laconic.runs.compare import RECORDS
 from laconic.runs.meta_config import MetaConfig, described
+from laconic.runs.sweep import SweepConfig
 from laconic.store.archive import record_files
-from laconic.store.runlog import plain, read
+from laconic.store.records import plain, read
 from laconic.zoo import cards
 
 SWEEPS_FOLDER = Path("results") / "sweeps"

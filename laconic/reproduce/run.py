@@ -16,8 +16,6 @@ from typing import Any, Protocol
 from laconic.bench.clock import Tick
 from laconic.bench.overhead import PARTS
 from laconic.errors import LaconicError
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.amend import amend
 from laconic.reproduce.compiling import compiled_for
 from laconic.reproduce.experiment import (
@@ -38,12 +36,12 @@ from laconic.reproduce.registry import experiment as by_name
 from laconic.reproduce.scale import at_scale
 from laconic.reproduce.timings import METRIC, begin_timing, run_timing, timing_rows
 from laconic.reproduce.tuning import sweep_name, tuned_rows, with_tuned
-from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.runs.compare_run import compare, resume
-from laconic.runs.meta_run import MetaObserver, Unwatched
+from laconic.runs.compare import CompareConfig, compare
+from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.meta_train import meta_train, resume_meta_train
-from laconic.runs.sweep_run import resume_sweep, sweep
-from laconic.store.runlog import read
+from laconic.runs.resume import resume
+from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
+from laconic.store.records import RECORDS, read
 
 BEST = "best.safetensors"
 Record = dict[str, Any]
@@ -56,7 +54,7 @@ class Watching(Protocol):
         """A comparison or a sweep begins."""
         ...
 
-    def meta_train(self, title: str) -> AbstractContextManager[MetaObserver]:
+    def meta_train(self, title: str) -> AbstractContextManager[Observer]:
         """A meta-training begins."""
         ...
 
@@ -70,11 +68,11 @@ class Nobody:
 
     def compare(self, title: str) -> AbstractContextManager[Observer]:
         """Silence."""
-        return nullcontext(Silent())
+        return nullcontext(Observer())
 
-    def meta_train(self, title: str) -> AbstractContextManager[MetaObserver]:
+    def meta_train(self, title: str) -> AbstractContextManager[Observer]:
         """Silence."""
-        return nullcontext(Unwatched())
+        return nullcontext(Observer())
 
     def timing(self, title: str, total: int) -> AbstractContextManager[Tick]:
         """Silence."""

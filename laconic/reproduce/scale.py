@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from laconic.bench.overhead import OverheadConfig
 from laconic.errors import unknown
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.experiment import Experiment, Learned, Panel, SweepPanel, TimingPanel, Tuning
-from laconic.runs.grids import parse_grid
+from laconic.runs.compare import CompareConfig
+from laconic.runs.grid import parse_grid
 from laconic.runs.meta_config import MetaConfig
+from laconic.runs.sweep import SweepConfig
 from laconic.tasks.catalog import TASKS
 
 SCALES = ("smoke", "full")

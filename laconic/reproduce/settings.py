@@ -4,10 +4,10 @@ name."""
 from dataclasses import replace
 from typing import Any
 
-from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.reproduce.experiment import Learned, Use
 from laconic.reproduce.paper import Tuned
+from laconic.runs.compare import CompareConfig
 from laconic.runs.meta_config import MetaConfig
 from laconic.zoo import published
 

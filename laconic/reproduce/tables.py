@@ -3,11 +3,12 @@ curves behind them."""
 
 from dataclasses import replace
 
-from laconic.recipes.sweeps import SWEEPS, SweepConfig
+from laconic.recipes.sweeps import SWEEPS
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment, Panel, SweepPanel
 from laconic.reproduce.federated import sweep_panels
 from laconic.reproduce.settings import both, comparison
+from laconic.runs.sweep import SweepConfig
 
 # --- Table 1 --------------------------------------------------------------------------------------
 

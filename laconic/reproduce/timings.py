@@ -16,12 +16,11 @@ import jax
 from laconic.bench.clock import Tick
 from laconic.bench.overhead import METHODS, PARTS, OverheadConfig, measure
 from laconic.errors import LaconicError
-from laconic.recipes.comparisons import command_line
 from laconic.reproduce.experiment import Experiment, TimingPanel
-from laconic.runs.compare import RECORDS, Interrupted
+from laconic.runs.folder import Interrupted, command_line
 from laconic.show.curves import of_kind
 from laconic.show.table import MISSING, number
-from laconic.store.runlog import RunLog, provenance, read
+from laconic.store.records import RECORDS, append, provenance, read
 
 Record = dict[str, Any]
 LABELS = dict(zip(METHODS, ("Local SGD", "LOpt-A", "LAgg-A"), strict=True))
@@ -42,9 +41,14 @@ HEADERS = [
 
 def begin_timing(folder: Path, config: OverheadConfig) -> None:
     """Write the first record of a new folder."""
-    command = command_line("bench overhead", config, OverheadConfig())
-    RunLog(folder / RECORDS).append(
-        "run", config=asdict(config), command=command, provenance=provenance()
+    command = command_line("bench overhead", config)
+    append(
+        folder / RECORDS,
+        "run",
+        run="timing",
+        config=asdict(config),
+        command=command,
+        provenance=provenance(),
     )
 
 
@@ -52,7 +56,7 @@ def run_timing(
     folder: Path, config: OverheadConfig, tick: Tick, stop: Callable[[], bool]
 ) -> list[Record]:
     """Time every part that the folder has no record of → all records."""
-    log, records = RunLog(folder / RECORDS), read(folder / RECORDS)
+    records = read(folder / RECORDS)
     _check_device(folder, records[0]["provenance"]["device"]["kind"])
     known = {record["name"]: record["seconds"] for record in of_kind(records, "part")}
     for name in known:
@@ -63,13 +67,13 @@ def run_timing(
     def keep(name: str, seconds: float) -> None:
         nonlocal began
         took, began = time.monotonic() - began, time.monotonic()
-        log.append("part", name=name, seconds=seconds, took=round(took, 3))
+        append(folder / RECORDS, "part", name=name, seconds=seconds, took=round(took, 3))
         if stop() and name != PARTS[-1]:
             raise Interrupted(f"stopped after {name}.", folder)
 
     found = measure(config, tick, known, keep)
     total = sum(record["took"] for record in of_kind(read(folder / RECORDS), "part"))
-    log.append(METRIC, **found, seconds=round(total, 3))
+    append(folder / RECORDS, METRIC, **found, seconds=round(total, 3))
     return read(folder / RECORDS)
 
 

@@ -1,71 +1,117 @@
-"""Several methods on one task, one after the other, into a folder that can be stopped and taken up
-again.
+"""Several methods on one task, one after the other, into a run folder.
 
-The folder holds `records.jsonl` (a "run" record, one "method" record each, a "summary"),
-`checkpoint.safetensors` while a method is under way, and the report. A method's record is written
-when it is done; resuming skips what is recorded and continues the rest from the checkpoint, to the
-same bits.
+The folder's records are a "run", one "method" each and a "summary"; `checkpoint.safetensors` is there
+while a method is under way, and the report at the end. A method's record is written when it is done;
+a resumed run skips what is recorded and continues the rest from the checkpoint, to the same bits.
 """
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
+from laconic.federated.population import Federated
 from laconic.method import Method, Setting
-from laconic.runs.simulate import Chunk, Diverged, Simulation, in_parts
+from laconic.methods import parse_method
+from laconic.runs.folder import (
+    OWN_TASK,
+    Interrupted,
+    Observer,
+    RunFolder,
+    check_task,
+    command_line,
+    describe,
+    given_task,
+    is_another,
+)
+from laconic.runs.measure import local_step_seconds
+from laconic.runs.simulate import TOPOLOGIES, Chunk, Diverged, Simulation, in_parts
 from laconic.show import comparison, metrics
 from laconic.show.comparison import summarise
-from laconic.show.timing import Link, Traffic
+from laconic.show.timing import Link, Traffic, parse_duration, parse_link
 from laconic.store import checkpoint
-from laconic.store.runlog import RunLog, changed_since, read, rewrite
 from laconic.tasks.base import Task
+from laconic.workers import worker_mesh
 
-RECORDS, CHECKPOINT = "records.jsonl", "checkpoint.safetensors"
 SAVE_SECONDS = 30.0
 
 
-class Interrupted(LaconicError):
-    """Asked to stop; everything done so far is in `folder`."""
+@dataclass(frozen=True)
+class CompareConfig:
+    """Several optimizers on one task with K workers, over several seeds.
 
-    def __init__(self, message: str, folder: Path):
-        super().__init__(message)
-        self.folder = folder
+    Every field has a default, and every field is a flag of `laconic compare`.
 
+    Example::
 
-class Observer(Protocol):
-    """Whoever watches a comparison: a progress bar, a test, or nobody."""
+        CompareConfig(task="fmnist-mlp2", optimizers=("local-sgd", "diloco"), rounds=200)
+    """
 
-    def begin(self, label: str, rounds: int, done: int) -> None:
-        """A method starts, or goes on after `done` rounds."""
-
-    def progress(self, label: str, done: int, loss: float) -> None:
-        """A chunk of rounds is done."""
-
-    def note(self, text: str) -> None:
-        """Something a person should know."""
-
-
-class Silent:
-    """An observer that says nothing."""
-
-    def begin(self, label: str, rounds: int, done: int) -> None:
-        """Nothing."""
-
-    def progress(self, label: str, done: int, loss: float) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
+    task: str = "digits-mlp"
+    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
+    optimizers: tuple[str, ...] = (
+        "local-sgd",
+        "slowmo:gamma=0.3,beta=0.8",
+        "fedadam:gamma=0.3,eta=0.03",
+        "adam:alpha=0.02",
+        "diloco",
+        "lopt-a-digits",
+        "lopt-a-general",
+    )
+    """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value.
+    """
+    workers: int = 8
+    """K, how many workers there are."""
+    local_steps: int = 4
+    """H, the local steps each takes in a round."""
+    batch: int = 16
+    """B, the examples of a local step."""
+    rounds: int = 100
+    """T, the communication rounds."""
+    federated: Federated = field(default_factory=Federated)
+    """A population of clients with data of their own, of which K are sampled each round; none
+    unless one is given."""
+    seeds: int = 5
+    """How many seeds, each with its own initial weights, minibatches and, with a population,
+    partition of the data."""
+    first_seed: int = 0
+    """The first seed; the others follow it."""
+    seeds_at_once: int = 0
+    """Seeds that are trained side by side, 0: all; fewer take less memory."""
+    evaluate_every: int = 20
+    """Rounds between two looks at the test set; also how often a run can be stopped."""
+    missing: int = 0
+    """How many workers are absent from each round, others every time; what they computed is lost.
+    """
+    compress: str = "dense"
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
+    topk:0.01+int8+ef."""
+    topology: Literal["server", "all-gather", "ring"] = "server"
+    """How messages travel, for counting bits."""
+    link: str | None = None
+    """Price the rounds on a network: bandwidth/latency, e.g. 100Mbit/20ms."""
+    step_time: str | None = None
+    """How long one local step takes, e.g. 12ms; with a link and without it, plain SGD is measured
+    here."""
+    target_loss: float | None = None
+    """The train loss to race to; by default the lowest that local SGD reaches."""
+    on_nan: Literal["stop", "continue"] = "stop"
+    """What to do when a loss is NaN or infinite."""
+    devices: int = 1
+    """Spread the workers over this many devices (K must be a multiple)."""
+    out: Path | None = None
+    """The folder to write, new or empty; by default runs/TASK-TIME."""
 
 
 @dataclass(frozen=True)
@@ -81,55 +127,154 @@ class Options:
     mesh: Mesh | None = None
 
 
+def compare(
+    config: CompareConfig,
+    task: Task | None = None,
+    *,
+    observer: Observer | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    command: str | None = None,
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Train by several optimizers on one task, and write records and a report.
+
+    Args:
+        config: what to compare and how.
+        task: a task of your own instead of the one that `config.task` names.
+        observer: is told of every chunk of rounds.
+        stop: is asked after each chunk; when it says True, the run saves and raises `Interrupted`.
+        command: what the report says the run was started with.
+
+    Returns:
+        The run's folder and its records: a "run", a "method" each, a "summary".
+
+    Example::
+
+        folder, records = laconic.compare(laconic.CompareConfig(rounds=20, seeds=1))
+        print(records[-1]["rows"])
+    """
+    observer = observer or Observer()
+    setting, options, methods = _parsed(config)
+    if command is None:
+        command = (
+            command_line("compare", config) if task is None else "laconic.compare, from Python"
+        )
+    task, source = given_task(task, config.task)
+    config = replace(config, task=config.task if source != OWN_TASK else task.name)
+    (first, _), *_ = prepare(task, methods, setting, options)
+    if first.plan is not None:
+        config = replace(config, local_steps=first.H)  # the data of a population decides it
+    if options.link is not None and options.step_seconds is None:
+        options = replace(options, step_seconds=local_step_seconds(task, config.batch))
+    if "test" not in task.feed.splits:
+        observer.note(f"{task.name} has no test split, so no test loss or accuracy is shown.")
+    facts = {"task": describe(task, source), "step_seconds": options.step_seconds}
+    with RunFolder.create("compare", config.out, config.task, config, command, **facts) as folder:
+        return folder.path, run_comparison(task, methods, setting, folder, options, observer, stop)
+
+
+def resume_compare(
+    folder: Path,
+    task: Task | None = None,
+    *,
+    on_nan: Literal["stop", "continue"] | None = None,
+    observer: Observer | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Take up a comparison where it stopped, with the settings it was begun with."""
+    observer = observer or Observer()
+    with RunFolder.open(folder, "compare", observer) as opened:
+        config = opened.config(CompareConfig)
+        setting, options, methods = _parsed(replace(config, on_nan=on_nan or config.on_nan))
+        options = replace(options, step_seconds=opened.header["step_seconds"])
+        task = opened.same_task(task, config.task, observer)
+        return folder, run_comparison(task, methods, setting, opened, options, observer, stop)
+
+
+def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[str]:
+    """Refuse what a comparison in `folder` could not be taken up with → the labels of its methods."""
+    setting, options, methods = _parsed(config)
+    task, source = given_task(None, config.task)
+    check_task(folder, header, task, source)
+    return [simulation.method.label for simulation, _ in prepare(task, methods, setting, options)]
+
+
+def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
+    """Everything that can be wrong about a config, found before any data is read or folder made."""
+    if config.seeds < 1:
+        raise LaconicError(f"seeds must be positive, got {config.seeds}.")
+    seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
+    setting = Setting(
+        config.workers,
+        config.local_steps,
+        config.batch,
+        config.rounds,
+        seeds,
+        min(config.evaluate_every, config.rounds),
+        config.federated,
+        config.missing,
+        config.seeds_at_once,
+    )
+    if config.topology not in TOPOLOGIES or not config.optimizers:
+        raise LaconicError(
+            f"a comparison needs optimizers and a topology of {', '.join(TOPOLOGIES)}."
+        )
+    if config.devices < 1 or config.devices > len(jax.devices()):
+        raise LaconicError(
+            f"devices must be between 1 and the {len(jax.devices())} here, got {config.devices}."
+        )
+    if config.devices > 1 and config.workers % config.devices:
+        raise LaconicError(f"{config.workers} workers do not divide over {config.devices} devices.")
+    if config.target_loss is not None and not math.isfinite(config.target_loss):
+        raise LaconicError(f"the target loss must be finite, got {config.target_loss}.")
+    link: Link | None = None if config.link is None else parse_link(config.link)
+    step = None if config.step_time is None else parse_duration(config.step_time)
+    compressor = parse_compressor(config.compress)
+    methods = [parse_method(spec, config.workers, compressor) for spec in config.optimizers]
+    mesh = worker_mesh(config.devices) if config.devices > 1 else None
+    options = Options(
+        config.topology, link, step, config.target_loss, config.on_nan == "continue", mesh
+    )
+    return setting, options, methods
+
+
 def run_comparison(
     task: Task,
     methods: Sequence[Method],
     setting: Setting,
-    folder: Path,
+    folder: RunFolder,
     options: Options = Options(),
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any]]:
     """Run every method that `folder` has no record of, write the summary and the report → all
     records."""
-    observer = observer or Silent()
-    log, records = RunLog(folder / RECORDS), read(folder / RECORDS)
-    since = changed_since(records[0].get("provenance"))
-    finished = {r["label"]: r for r in records if r["kind"] == "method"}
-    place = _Place(
-        folder / CHECKPOINT,
-        hashlib.sha256(json.dumps(records[0]).encode()).hexdigest(),
-        set(finished),
-    )
+    observer = observer or Observer()
+    since = folder.changes()
+    finished = {record["label"]: record for record in folder.of_kind("method")}
+    run = hashlib.sha256(json.dumps(folder.header).encode()).hexdigest()
+    place = _Place(folder.checkpoint, run, set(finished))
     for simulation, sizes in prepare(task, methods, setting, options):
         if simulation.method.label in finished:
             _note_another(simulation.method, finished[simulation.method.label], observer)
         else:
             _warn_past_horizon(simulation, observer)
             record = _within_memory(simulation, place, options, observer, stop)
-            log.append(
-                "method",
-                traffic=asdict(sizes),
-                step_seconds=options.step_seconds,
-                **record,
-                **since,
-            )
-            (folder / CHECKPOINT).unlink(missing_ok=True)
-    records = read(folder / RECORDS)
+            times = {"traffic": asdict(sizes), "step_seconds": options.step_seconds}
+            folder.append("method", **times, **record, **since)
+            folder.checkpoint.unlink(missing_ok=True)
+    records = folder.records()
     if records[-1]["kind"] != "summary":
-        (folder / CHECKPOINT).unlink(
-            missing_ok=True
-        )  # left over if a run died between record and clean-up
+        # left over if a run died between record and clean-up
+        folder.checkpoint.unlink(missing_ok=True)
         place_of = {method.label: i for i, method in enumerate(methods)}
         found = [r for r in records if r["kind"] == "method"]
         in_order = sorted(found, key=lambda method: place_of.get(method["label"], len(methods)))
-        if (
-            in_order != found
-        ):  # methods that were added to others, or run again, come where they were asked for
-            rewrite(log.path, [records[0], *in_order])
-        log.append("summary", **summarise(in_order, options.target_loss, options.link))
-        records = read(folder / RECORDS)
-    comparison.write_report(folder, records)
+        # methods that were added to others, or run again, come where they were asked for
+        if in_order != found:
+            folder.rewrite([records[0], *in_order])
+        folder.append("summary", **summarise(in_order, options.target_loss, options.link))
+        records = folder.records()
+    comparison.write_report(folder.path, records)
     return records
 
 
@@ -147,18 +292,11 @@ def prepare(
     return [(simulation, simulation.traffic(options.topology)) for simulation in simulations]
 
 
-def is_another(record: dict[str, Any], sha256: str | None) -> bool:
-    """Whether a record, or a checkpoint's meta, is of another optimizer than this one; older ones
-    do not say."""
-    return record.get("optimizer_sha256") not in (None, sha256)
-
-
 def _note_another(method: Method, record: dict[str, Any], observer: Observer) -> None:
     if is_another(record, method.optimizer_sha256):
         observer.note(
             f"{method.name} is not the optimizer that it was when {method.label} was run; that "
-            "stays as it is on "
-            "record. To have it run by the one of now, compare into another folder."
+            "stays as it is on record. To run it with the present one, compare into another folder."
         )
 
 
@@ -167,8 +305,7 @@ def _warn_past_horizon(simulation: Simulation, observer: Observer) -> None:
     if horizon is not None and rounds > horizon:
         observer.note(
             f"{simulation.method.label} was meta-trained for {horizon} rounds; beyond them, up to "
-            f"{rounds}, "
-            "it is out of its depth and may diverge."
+            f"{rounds}, it may diverge."
         )
 
 
@@ -283,9 +420,8 @@ def _begin(simulation: Simulation, place: _Place) -> tuple[Any, _History]:
         raise LaconicError(
             f"{path} belongs to another run; move it away, or resume the run it belongs to."
         )
-    if (
-        meta is None or meta["label"] in place.finished
-    ):  # left over if a run died between record and clean-up
+    # the checkpoint of a finished method is left over if a run died between record and clean-up
+    if meta is None or meta["label"] in place.finished:
         start = _History(np.zeros((seeds, 0), np.float32), {}, [], np.ones(seeds, bool))
         return simulation.start(), start
     if meta["label"] != simulation.method.label:

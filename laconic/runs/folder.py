@@ -1,59 +1,460 @@
-"""The folder a run writes to, and what its first record says about tasks."""
+"""A run folder: what every resumable run writes to, and the rules by which it is taken up again.
 
+A comparison, a sweep, a training, a meta-training and an experiment each own one folder. It holds
+`records.jsonl`, whose first record (the header) says what kind of run it is, its settings, its
+command and what made it; `checkpoint.safetensors` while something is under way; and what the run
+shows at its end. All of them go by the rules of this file:
+
+- One process writes to a folder at a time. The lock is the kernel's, so a killed process leaves none.
+- A setting that a record lacks is at its default. A whole number may stand where a decimal one is
+  asked for. An unknown setting is refused.
+- A run goes on with the task, the data and the learned optimizer it was begun with, or not at all.
+  Another commit, other versions or another device are noted, and recorded with what they compute.
+- A stopped run saves first; a killed one goes on from its checkpoint. Both end with the same bits.
+"""
+
+import fcntl
+import os
 import re
+import shlex
 import time
-from collections.abc import Callable, Sequence
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from laconic.errors import LaconicError
-from laconic.runs.compare import CHECKPOINT, RECORDS
+from laconic.store import atomic, records
 from laconic.store.archive import records_file
-from laconic.store.runlog import DECISIVE, provenance, read
+from laconic.store.records import RECORDS, plain, provenance
 from laconic.tasks.base import Task, count_parameters
+from laconic.tasks.catalog import make_task_and_source
 
-# What is read of these records, whoever takes a run up again.
+CHECKPOINT = "checkpoint.safetensors"
+COMMAND = "command.txt"
+OWN_TASK = "given by the caller"  # where the data of a task from Python comes from
+DECISIVE = ("commit", "dirty", "versions", "device")  # what of a provenance may change results
+
+# What is read of a header, by the kind of run; a header from before it named its kind is of the
+# first kind that it has everything of.
+HEADERS: dict[str, dict[str, type]] = {
+    "compare": {"step_seconds": object, "config": dict, "task": dict, "provenance": dict},
+    "sweep": {"grid_points": int, "config": dict, "task": dict, "provenance": dict},
+    "train": {"engine": str, "command": str, "config": dict, "task": dict, "provenance": dict},
+    "meta-train": {"sources": list, "config": dict, "provenance": dict},
+    "experiment": {"name": str, "scale": str, "provenance": dict},
+    "timing": {"config": dict, "command": str, "provenance": dict},
+}
+WORDS = {"compare": "comparison", "train": "training", "meta-train": "meta-training"}
+# Records that stand for themselves: if one of them is lost, it is computed again.
+INDEPENDENT = {"compare": {"method", "summary"}, "sweep": {"point", "ranking"}}
+# What is read of a record when a run is taken up again, by the record's kind.
 NEEDED = {
     "method": "label method compressor workers local_steps traffic step_seconds train heldout "
     "evaluated_at diverged",
     "point": "index label numbers seeds minimum final rounds_to_target valid diverged chunk seconds",
 }
 
+Record = dict[str, Any]
+Config = TypeVar("Config")
 
-def new_folder(out: Path | None, name: str) -> Path:
-    """`out`, or runs/NAME-TIME: made if missing, refused if it holds anything or cannot be written
-    to."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = out or Path("runs") / f"{spelled(name)}-{stamp}"
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-        hint = (
-            f" or go on with --resume {folder}" if taken and records_file(folder / RECORDS) else ""
-        )
-        if taken:
+
+class Interrupted(LaconicError):
+    """Asked to stop; everything done so far is in `folder`."""
+
+    def __init__(self, message: str, folder: Path):
+        super().__init__(message)
+        self.folder = folder
+
+
+class Observer:
+    """Watches a run. This one ignores everything; override what you want to see.
+
+    Example::
+
+        class Printer(laconic.Observer):
+            def progress(self, label, done, loss, norm=None):
+                print(label, done, loss)
+
+        laconic.compare(laconic.CompareConfig(), observer=Printer())
+    """
+
+    def begin(self, label: str, total: int, done: int, rounds_each: int = 1) -> None:
+        """`label` starts, or goes on after `done` of `total` steps of `rounds_each` rounds each."""
+
+    def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:
+        """Step `done` has that loss; in meta-training `norm` is that of the meta-gradient."""
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """A training has done a round, `row` is all about it: its loss as `progress`, its notes."""
+        self.progress("training", row["round"], row["loss"])
+        for text in row["notes"]:
+            self.note(text)
+
+    def judged(self, done: int, score: float, best: bool) -> None:
+        """Meta-training has judged φ on held-out seeds after `done` outer steps."""
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """A training has done all its rounds."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+
+class RunFolder:
+    """A folder with records, locked while a `with` block lasts.
+
+    Begin a run with `create`, take one up with `open`, or join a folder that several processes write
+    to with `join`. Then `append` records, keep the state under way in the file `checkpoint`, and
+    leave by an exception at any time: whatever was appended or saved is on disk.
+
+    Args:
+        path: the folder.
+        file: the name of its file of records. One worker of many has a file of its own, and then
+            the file is locked instead of the folder.
+
+    Example::
+
+        with RunFolder.create("sweep", config.out, "sweep-adam", config, "laconic sweep adam") as folder:
+            folder.append("point", index=0, minimum=0.25)
+
+        with RunFolder.open(path, "sweep", observer) as folder:
+            config = folder.config(SweepConfig)
+            done = {record["index"] for record in folder.of_kind("point")}
+    """
+
+    def __init__(self, path: str | Path, file: str = RECORDS):
+        self.path = Path(path)
+        self.file = self.path / file
+        self.checkpoint = self.path / CHECKPOINT
+        self._lock: int | None = None
+
+    @classmethod
+    def new(cls, out: Path | None, name: str) -> "RunFolder":
+        """A new folder, locked and empty: `out`, or runs/NAME-TIME.
+
+        It is refused if it holds anything but what a run left that was killed before its header was
+        on disk.
+        """
+        folder = cls(out or Path("runs") / f"{spelled(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.lock()
+            folder._clear()
+        except OSError as error:
+            folder.close()
             raise LaconicError(
-                f"{folder} is already there and not empty; nothing is overwritten. Choose another "
-                f"--out{hint}."
+                f"cannot write to {folder.path}: {error.strerror}. Choose another folder with --out."
+            ) from None
+        except LaconicError:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def create(
+        cls, kind: str, out: Path | None, name: str, config: Any, command: str, **facts: Any
+    ) -> "RunFolder":
+        """A `new` folder with its header; `facts` are further fields of that."""
+        folder = cls.new(out, name)
+        try:
+            folder.append(
+                "run",
+                run=kind,
+                config=located(config, folder.path),
+                command=command,
+                **facts,
+                provenance=provenance(),
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{CHECKPOINT}.probe"
-        probe.touch()
-        probe.unlink()
+            atomic.write_text(folder.path / COMMAND, command + "\n")
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path, kind: str, observer: Observer | None = None) -> "RunFolder":
+        """The folder of an earlier run of that kind, locked, its leftovers cleared away.
+
+        A record that was lost is computed again where records stand for themselves, and the
+        observer is told; of other runs the folder is refused.
+        """
+        folder = cls(path)
+        read_header(folder.path, kind)
+        folder.lock()
+        try:
+            folder._check(kind, observer or Observer())
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def join(cls, path: str | Path, file: str, kind: str, config: Any, **facts: Any) -> "RunFolder":
+        """A folder with a file of records for this process alone, taken up if it is there already."""
+        folder = cls(path, file)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.lock()
+        if not folder.records():
+            folder.append("run", run=kind, config=config, **facts, provenance=provenance())
+        return folder
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others write here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def lock(self) -> None:
+        """Keep other processes out until `close`; refused if one of them is in."""
+        whole = self.file.name == RECORDS
+        target, flags = (self.path, os.O_RDONLY) if whole else (self.file, os.O_RDWR | os.O_CREAT)
+        handle = os.open(target, flags, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise LaconicError(
+                f"{target} is in use: another process writes to it. Wait until that has ended, or "
+                "choose another --out."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        self._lock = handle
+        atomic.clear(self.path)
+
+    # --- what is in it ---
+
+    def records(self) -> list[Record]:
+        """All records, as they are on disk now."""
+        return records.read(self.file) if records_file(self.file) else []
+
+    def of_kind(self, kind: str) -> list[Record]:
+        """The records of one kind."""
+        return [record for record in self.records() if record["kind"] == kind]
+
+    @property
+    def header(self) -> Record:
+        """The first record."""
+        return self.records()[0]
+
+    def append(self, kind: str, **values: Any) -> None:
+        """Add a record; it is on disk when this returns."""
+        records.append(self.file, kind, **values)
+
+    def rewrite(self, kept: Iterable[Mapping[str, Any]]) -> None:
+        """Replace all records, in one step."""
+        records.rewrite(self.file, kept)
+
+    def config(self, cls: type[Config]) -> Config:
+        """The settings that the run was begun with, its `out` where the folder lies now."""
+        return located(read_config(cls, self.header["config"], str(self.path)), self.path)
+
+    def changes(self) -> Record:
+        """`{"provenance": now}` if what may change results is no longer as the run began, else {}."""
+        now, then = provenance(), self.header.get("provenance")
+        same = then is None or all(now[what] == then.get(what) for what in DECISIVE)
+        return {} if same else {"provenance": now}
+
+    def same_task(self, task: Task | None, name: str, observer: Observer) -> Task:
+        """The task the run was begun with, by its name or given again; other data is refused."""
+        if task is None and self.header["task"].get("source") == OWN_TASK:
+            raise LaconicError(
+                f"{self.path} was begun with a task of its own; resume it from Python with that "
+                "task."
+            )
+        task, source = given_task(task, name)
+        check_task(self.path, self.header, task, source)
+        self.note_changes(observer)
+        return task
+
+    def note_changes(self, observer: Observer) -> None:
+        """Tell the observer which commit, versions or device are no longer as the run began."""
+        then = self.header["provenance"]
+        for what, now in self.changes().get("provenance", {}).items():
+            if what in DECISIVE and now != then.get(what):
+                observer.note(
+                    f"{what} was {then.get(what)} and is {now}: results may differ in the last "
+                    "digits."
+                )
+
+    def _check(self, kind: str, observer: Observer) -> None:
+        found = records.read(self.file, gaps=kind in INDEPENDENT)
+        if kind in INDEPENDENT:
+            if {record.get("kind") for record in found} - {"run", *INDEPENDENT[kind]}:
+                raise _foreign(self.file, kind)
+            check_records(self.file, found)
+            self._mend(found, observer)
+
+    def _mend(self, found: list[Record], observer: Observer) -> None:
+        """Number the records anew if one of them was lost."""
+        try:
+            records.read(self.file)
+        except LaconicError:
+            observer.note(f"{self.file} has lost a record; what it held is computed again.")
+            self.rewrite(found)
+
+    def _clear(self) -> None:
+        """Remove what a run left that was killed while it began; refuse a folder with anything else."""
+        left = {RECORDS, COMMAND, f".{CHECKPOINT}.probe"}
+        there = {path.name for path in self.path.iterdir()}
+        if there - left or self._begun() or (COMMAND in there and not self._says_laconic()):
+            hint = f" or go on with --resume {self.path}" if records_file(self.file) else ""
+            raise LaconicError(
+                f"{self.path} is already there and not empty; nothing is overwritten. Choose "
+                f"another --out{hint}."
+            )
+        for name in there:
+            (self.path / name).unlink()
+
+    def _begun(self) -> bool:
+        """Whether there is a file of records that is not just the beginning of a header."""
+        text = self.file.read_bytes() if self.file.is_file() else b""
+        starts = (b'{"line": 1, "kind": "run"', b'{"kind": "run"')
+        return b"\n" in text or not any(start.startswith(text[: len(start)]) for start in starts)
+
+    def _says_laconic(self) -> bool:
+        return (self.path / COMMAND).read_bytes().startswith((b"laconic", b"python -m laconic"))
+
+
+# --- headers and settings -------------------------------------------------------------------------
+
+
+def read_header(folder: Path, kind: str | None = None, file: str = RECORDS) -> Record:
+    """The header of a folder, once it is known to be of that kind of run, or of any.
+
+    Where several processes train and have not come to their end, that is the first worker's.
+    """
+    folder = Path(folder)
+    path = folder / file
+    try:
+        if records_file(path) is None:
+            path = next(iter(sorted(folder.glob("worker-*.jsonl"))), path)
+        found = records_file(path) is not None
     except OSError as error:
+        raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
+    what = WORDS.get(kind or "run", kind or "run")
+    if not found:
         raise LaconicError(
-            f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
-        ) from None
-    return folder
+            f"{folder} holds no {file}, so there is nothing to resume; give the folder of a {what}."
+        )
+    first = records.read(path, gaps=True)[:1]
+    if not first:
+        raise LaconicError(
+            f"{path} holds no whole record, so there is nothing to resume: the {what} was killed as "
+            f"it began. Begin it again; --out {folder} is free."
+        )
+    if kind_of(first[0]) not in HEADERS.keys() & ({kind} if kind else HEADERS.keys()):
+        raise _foreign(path, kind)
+    return first[0]
 
 
-def spelled(name: str) -> str:
-    """A name as part of a path."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+def kind_of(header: Mapping[str, Any]) -> str | None:
+    """Which of `HEADERS` a record is; None if it is none of them."""
+    said = header.get("run")
+    for kind, shape in HEADERS.items():
+        fits = all(name in header and isinstance(header[name], t) for name, t in shape.items())
+        if header.get("kind") == "run" and fits and said in (None, kind):
+            return kind
+    return None
 
 
-def describe(task: Task, source: str) -> dict[str, Any]:
+def read_config(cls: type[Config], data: Mapping[str, Any], source: str) -> Config:
+    """The config that a record holds. This is the only reader of settings.
+
+    A field that the record lacks takes its default, an int is fine where a float is asked for, and
+    an unknown field or a value of the wrong type is named in the error.
+
+    Args:
+        cls: the config's dataclass; fields may be dataclasses too.
+        data: what `store.records.plain(config)` gave.
+        source: what the error names.
+    """
+    unknown = sorted(set(data) - {f.name for f in fields(cls)})  # type: ignore[arg-type]
+    if unknown:
+        raise LaconicError(
+            f"the settings in {source} have {', '.join(unknown)}, which this version does not know; "
+            "start anew."
+        )
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in data.items():
+        try:
+            values[name] = _read_value(hints[name], value, source)
+        except TypeError:
+            raise LaconicError(
+                f"the settings in {source} have a {name} of the wrong type; start anew."
+            ) from None
+    return cls(**values)
+
+
+def located(config: Any, path: Path) -> Any:
+    """The config with its `out` at a folder, if it has one."""
+    return replace(config, out=path) if any(f.name == "out" for f in fields(config)) else config
+
+
+def settled(config: Config) -> Config:
+    """The config as its own record would give it back: floats where floats are asked for."""
+    return read_config(type(config), plain(config), "Python")
+
+
+def different(
+    then: Mapping[str, Any], now: Mapping[str, Any], besides: Collection[str]
+) -> list[str]:
+    """The names of settings, but for some, that two runs do not share."""
+    return sorted(name for name in {*then, *now} - set(besides) if then.get(name) != now.get(name))
+
+
+def _read_value(hint: Any, value: Any, source: str) -> Any:
+    """`value`, read from JSON, as the type that is asked for; TypeError if it is another."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in inside:
+            return None
+        return _read_value(next(t for t in inside if t is not type(None)), value, source)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(value)
+        return tuple(_read_value(inside[0], item, source) for item in value)
+    if is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise TypeError(value)
+        return read_config(hint, value, source)
+    if hint is float and type(value) is int:
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    wanted = str if origin is typing.Literal else hint
+    if type(value) is not wanted:
+        raise TypeError(value)
+    return value
+
+
+# --- what a run is of -----------------------------------------------------------------------------
+
+
+def is_another(record: Mapping[str, Any], sha256: str | None) -> bool:
+    """Whether a record, or a checkpoint's meta, is of another optimizer than this one; older ones
+    do not say."""
+    return record.get("optimizer_sha256") not in (None, sha256)
+
+
+def given_task(task: Task | None, name: str) -> tuple[Task, str]:
+    """A task from Python, or the one of that name, and where its data comes from."""
+    return make_task_and_source(name) if task is None else (task, OWN_TASK)
+
+
+def describe(task: Task, source: str) -> Record:
     """A task in a record: its name, size, classes, and where its data came from."""
     params, _ = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     return {
@@ -64,27 +465,20 @@ def describe(task: Task, source: str) -> dict[str, Any]:
     }
 
 
-def read_run(folder: Path, what: str = "run") -> list[dict[str, Any]]:
-    """All records of a folder that is to be taken up again; `what` is what it should be the folder
-    of."""
-    path = folder / RECORDS
-    try:
-        found = records_file(path) is not None
-    except OSError as error:
-        raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
-    if not found:
+def check_task(folder: Path, header: Mapping[str, Any], task: Task, source: str) -> None:
+    """Refuse another task or other data than the run was begun with."""
+    if describe(task, source) != header["task"]:
         raise LaconicError(
-            f"{folder} holds no {RECORDS}, so there is nothing to resume; give the folder of a "
-            f"{what}."
+            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; "
+            "start anew."
         )
-    return read(path)
 
 
-def check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Refuse a record without a kind or without what is read of it, and a point that is there
-    twice, by its line."""
+def check_records(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse, by its line, a record without a kind or what is read of it, or a point that is there
+    twice."""
     points = set()
-    for line, record in enumerate(records, start=1):
+    for line, record in enumerate(found, start=1):
         kind = record.get("kind")
         lost = [name for name in NEEDED.get(str(kind), "").split() if name not in record]
         if not isinstance(kind, str) or lost:
@@ -96,24 +490,40 @@ def check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
             raise LaconicError(
                 f"line {line} of {path} is point {record['index']} a second time: delete that line."
             )
-        points |= {record["index"]} if kind == "point" else set()
+        if kind == "point":
+            points.add(record["index"])
 
 
-def check_task(folder: Path, header: dict[str, Any], task: Task, source: str) -> None:
-    """Refuse to go on with another task or other data than the run was begun with."""
-    if describe(task, source) != header["task"]:
-        raise LaconicError(
-            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; "
-            "start anew."
-        )
+# --- names ----------------------------------------------------------------------------------------
 
 
-def note_changes(header: dict[str, Any], note: Callable[[str], None]) -> None:
-    """Say what is no longer as it was when the run began."""
-    now, then = provenance(), header["provenance"]
-    for what in DECISIVE:
-        if now.get(what) != then.get(what):
-            note(
-                f"{what} was {then.get(what)} and is {now.get(what)}: results may differ in the "
-                "last digits."
-            )
+def spelled(name: str) -> str:
+    """A name as part of a path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+def command_line(command: str, config: Any) -> str:
+    """`laconic COMMAND` with a flag for every field in which a config differs from the default."""
+    return shlex.join(["laconic", command, *flags_of(config, type(config)())])
+
+
+def flags_of(config: Any, default: Any, prefix: str = "") -> list[str]:
+    """The flags in which a config differs from another; those of a nested one are `NAME.FIELD`."""
+    words = []
+    for each in fields(config):
+        value = getattr(config, each.name)
+        usual = getattr(default, each.name)
+        name = f"{prefix}{each.name.replace('_', '-')}"
+        if is_dataclass(value):
+            words += flags_of(value, usual, f"{name}.")
+        elif value != usual:
+            words.append(f"--{name}")
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return words
+
+
+def _foreign(path: Path, kind: str | None) -> LaconicError:
+    what = WORDS.get(kind or "run", kind or "run")
+    return LaconicError(
+        f"{path} holds no records of a {what} by this version; it cannot be resumed."
+    )

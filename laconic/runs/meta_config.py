@@ -16,7 +16,14 @@ from laconic.tasks.catalog import parse_spec
 
 @dataclass(frozen=True)
 class MetaConfig:
-    """Meta-train a learned optimizer on one task or several."""
+    """Meta-train a learned optimizer on one task or several.
+
+    Every field has a default, and every field is a flag of `laconic meta-train`.
+
+    Example::
+
+        MetaConfig(architecture="lagg-a", tasks=("digits-mlp",), batch=16, steps=1500, pairs=4)
+    """
 
     architecture: Literal["lopt-a", "lagg-a", "lopt", "lagg"] = "lopt-a"
     """What it sees: lopt-a the mean delta, lagg-a every worker's; without -a no accumulators."""

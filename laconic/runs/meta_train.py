@@ -1,86 +1,234 @@
-"""Carrying meta-training out: a folder with records, checkpoints and the trained φ, stopped and
-taken up at will.
+"""Meta-training: a learned optimizer φ trained by a config, into a run folder.
 
-The folder holds `records.jsonl` ("run", then "progress" and "judged" as it goes, "summary" at the
-end), the checkpoint, `best.safetensors` and `last.safetensors` (loadable optimizers with a card)
+The folder's records are a "run", then "progress" and "judged" as it goes, and a "summary". Beside
+them lie the checkpoint, `best.safetensors` and `last.safetensors` (loadable optimizers with a card)
 and the learning curve. A resumed run goes on from its checkpoint to the same bits; records written
 after that checkpoint are dropped, and written again.
 
 Several processes that `jax.distributed` joined train as one: all of them call the same function
 with the same config, the groups of runs are spread over the devices of all, and the first process
-writes the folder.
+writes the folder. With one process, that costs and changes nothing.
 """
 
 import math
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from laconic.errors import LaconicError, require_seed
-from laconic.meta.train import MetaTrainer, Progress, group_mesh, score
+from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh, score
 from laconic.outer.learned import Theta
-from laconic.runs import meta_folder
-from laconic.runs.compare import CHECKPOINT, Interrupted
-from laconic.runs.folder import note_changes
+from laconic.runs.folder import Interrupted, Observer, RunFolder, read_config, read_header
 from laconic.runs.meta_config import MetaConfig
-from laconic.runs.meta_run import Best, MetaObserver, MetaRun, Unwatched, kept
-from laconic.runs.processes import agreed
+from laconic.runs.publish import publish_run
 from laconic.runs.simulate import out_of_memory
+from laconic.show.meta import write_learning_curve
+from laconic.store import checkpoint
 from laconic.tasks.catalog import make_task_and_source
 from laconic.zoo import load
 
 LOOK_SECONDS = 0.5  # outer steps are sent off in bursts of about this long, then looked at
+LABEL = "meta-training"
+T = TypeVar("T")
 
 
 def meta_train(
     config: MetaConfig,
     *,
-    observer: MetaObserver | None = None,
+    observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
     command: str | None = None,
     name: str = "own",
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Meta-train by a config → (its folder, its records); of several processes the first has the
-    records."""
+    """Meta-train a learned optimizer.
+
+    Args:
+        config: what to train on and how.
+        observer: is told of every outer step and every judgement.
+        stop: is asked between bursts of outer steps; when it says True, the run saves and raises
+            `Interrupted`.
+        command: what the header says the run was started with.
+        name: part of the folder's name, where `config.out` gives none.
+
+    Returns:
+        The run's folder, with `best.safetensors` in it, and its records. Of several processes only
+        the first has records.
+
+    Example::
+
+        config = laconic.MetaConfig(tasks=("digits-mlp",), batch=16, steps=200, pairs=4)
+        folder, records = laconic.meta_train(config)
+        optimizer = laconic.load(folder / "best.safetensors")
+    """
     trainer, sources = _prepare(config)
     state = trainer.start(config.seed, _initial(config))
-    folder = meta_folder.begin_folder(config, name, command, sources)
-    return _train(
-        MetaRun(config, folder, trainer, state, Best(kept(state.theta)), observer or Unwatched()),
-        stop,
+    command = command or f"laconic meta-train {name}"
+    facts = {"recipe": name, "sources": sources}
+    folder = by_the_first(
+        lambda: RunFolder.create("meta-train", config.out, f"meta-{name}", config, command, **facts)
     )
+    with folder or RunFolder(config.out or Path("runs")) as opened:
+        best = Best(kept(state.theta))
+        return _train(MetaRun(config, opened, trainer, state, best, observer or Observer()), stop)
 
 
 def resume_meta_train(
     folder: Path,
     *,
-    observer: MetaObserver | None = None,
+    observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
     minutes: float | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Go on from a folder's checkpoint, with the settings it was begun with; every process must see
     the folder."""
-    observer, header = observer or Unwatched(), meta_folder.read_header(folder)
-    config = replace(meta_folder.read_config(header, folder), minutes=minutes)
+    observer = observer or Observer()
+    header = read_header(folder, "meta-train")
+    config = read_config(MetaConfig, header["config"], str(folder))
+    config = replace(config, out=folder, minutes=minutes)
     trainer, sources = _prepare(config)
     if sources != header["sources"]:
         raise LaconicError(
             f"{folder} was begun on {header['sources']}, and the data is now {sources}; start anew."
         )
-    note_changes(header, observer.note)
-    saved = (folder / CHECKPOINT).exists()
-    state = trainer.start(config.seed, None if saved else _initial(config))
-    run = MetaRun(config, folder, trainer, state, Best(kept(state.theta)), observer)
-    if saved:
-        meta_folder.restore(run)
-    meta_folder.forget_after(folder, run.done)
-    return _train(run, stop)
+    first = by_the_first(lambda: RunFolder.open(folder, "meta-train"))
+    with first or RunFolder(folder) as opened:
+        opened.note_changes(observer)
+        saved = opened.checkpoint.exists()
+        state = trainer.start(config.seed, None if saved else _initial(config))
+        run = MetaRun(config, opened, trainer, state, Best(kept(state.theta)), observer)
+        if saved:
+            run.restore()
+        run.forget_rest()
+        return _train(run, stop)
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Best:
+    """The best φ so far, its score on held-out seeds and the step it is of."""
+
+    theta: Theta
+    score: float = float("inf")
+    step: int = 0
+
+
+@dataclass
+class MetaRun:
+    """A meta-training under way: how far it is, what it showed so far, how much of that is on
+    record."""
+
+    config: MetaConfig
+    folder: RunFolder
+    trainer: MetaTrainer
+    state: MetaState
+    best: Best
+    observer: Observer
+    done: int = 0
+    seconds: float = 0.0
+    losses: list[np.ndarray] = field(default_factory=list)
+    norms: list[np.ndarray] = field(default_factory=list)
+    recorded: int = 0
+
+    def append(self, kind: str, **values: Any) -> None:
+        """Add a record."""
+        by_the_first(lambda: self.folder.append(kind, **values))
+
+    def save(self) -> None:
+        """Progress since the last time as a record, then the checkpoint."""
+        if self.done > self.recorded:
+            fresh = slice(self.recorded, self.done)
+            self.append(
+                "progress",
+                begin=self.recorded,
+                end=self.done,
+                loss=np.stack(self.losses[fresh]),
+                norm=np.stack(self.norms[fresh]),
+                seconds=round(self.seconds, 3),
+            )
+            self.recorded = self.done
+        state = self.trainer.collect(self.state)
+        tree = {
+            "state": state,
+            "best": self.best.theta,
+            "loss": np.stack(self.losses),
+            "norm": np.stack(self.norms),
+        }
+        meta = {"done": self.done, "seconds": self.seconds, "best_step": self.best.step}
+        meta["best_score"] = self.best.score if np.isfinite(self.best.score) else None
+        by_the_first(lambda: checkpoint.save(self.folder.checkpoint, tree, meta))
+
+    def forget_rest(self) -> None:
+        """Drop the records of later outer steps: they are done again, and recorded again."""
+
+        def write() -> None:
+            records = self.folder.records()
+            before = [r for r in records if r.get("end", r.get("step", 0)) <= self.done]
+            if len(before) < len(records):
+                self.folder.rewrite(before)
+
+        by_the_first(write)
+
+    def restore(self) -> None:
+        """Go back to where the folder's checkpoint is."""
+        path = self.folder.checkpoint
+        meta = checkpoint.peek(path)
+        history = jax.ShapeDtypeStruct((meta["done"], len(self.config.tasks)), np.float32)
+        like = {"state": self.state, "best": self.best.theta, "loss": history, "norm": history}
+        tree, meta = checkpoint.load(path, jax.eval_shape(lambda: like))
+        self.state = self.trainer.place(tree["state"])
+        value = float("inf") if meta["best_score"] is None else meta["best_score"]
+        self.best = Best(kept(tree["best"]), value, meta["best_step"])
+        self.losses, self.norms = list(np.asarray(tree["loss"])), list(np.asarray(tree["norm"]))
+        self.done = self.recorded = meta["done"]
+        self.seconds = meta["seconds"]
+
+    def publish(self) -> None:
+        """The best and the latest φ as files that `laconic.load` reads."""
+
+        def write() -> None:
+            last = Best(kept(self.state.theta), step=self.done)
+            for which, found in (("best", self.best), ("last", last)):
+                publish_run(
+                    self.folder.path / f"{which}.safetensors",
+                    self.config,
+                    self.folder.header,
+                    found.theta,
+                    found.step,
+                    self.seconds,
+                    self.trainer.inners,
+                )
+
+        by_the_first(write)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """φ, the summary and the learning curve → all records; none in processes after the first."""
+        self.publish()
+
+        def write() -> list[dict[str, Any]]:
+            if self.folder.records()[-1]["kind"] != "summary":
+                rounds = self.done * self.trainer.rounds_per_step
+                self.folder.append(
+                    "summary",
+                    steps=self.done,
+                    seconds=round(self.seconds, 3),
+                    rounds_per_second=round(rounds / max(self.seconds, 1e-9), 1),
+                    best_step=self.best.step,
+                    best_score=self.best.score,
+                )
+            write_learning_curve(self.folder.records(), self.folder.path / "learning-curve.png")
+            return self.folder.records()
+
+        return by_the_first(write) or []
 
 
 def _prepare(config: MetaConfig) -> tuple[MetaTrainer, list[str]]:
@@ -131,7 +279,7 @@ def _initial(config: MetaConfig) -> Theta | None:
 
 def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str, Any]]]:
     config, start = run.config, time.monotonic()
-    run.observer.begin(config, run.done, run.trainer.rounds_per_step)
+    run.observer.begin(LABEL, config.steps, run.done, run.trainer.rounds_per_step)
     _replay(run)
     deadline = None if config.minutes is None else start + 60 * config.minutes
     tick, burst, first = start, 1, run.done + 1
@@ -152,31 +300,37 @@ def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str,
         # other for ever.
         asked, out_of_time, burst = agreed(stop(), out_of_time, burst)
         if asked or out_of_time or run.done % config.checkpoint_every == 0:
-            meta_folder.save(run)
+            run.save()
         if (asked or out_of_time) and run.done < config.steps:
-            meta_folder.publish(run)
+            run.publish()
             if deadline is not None and now > deadline and run.done == first and not asked:
                 raise _too_short(run, now - start)
             why = "asked to stop" if asked else f"the {config.minutes} minutes are over"
-            raise Interrupted(f"{why} after outer step {run.done} of {config.steps}.", run.folder)
-    meta_folder.save(run)
-    return run.folder, meta_folder.finish(run)
+            raise Interrupted(
+                f"{why} after outer step {run.done} of {config.steps}.", run.folder.path
+            )
+    run.save()
+    return run.folder.path, run.finish()
 
 
 def _replay(run: MetaRun) -> None:
     """Show the observer what a resumed run has shown before."""
-    if run.losses:
-        run.observer.progress(
-            run.done, *(np.stack(x).mean(axis=1) for x in (run.losses, run.norms))
-        )
+    _show(run, 0)
     if run.best.step:
         run.observer.judged(run.best.step, run.best.score, True)
+
+
+def _show(run: MetaRun, since: int) -> None:
+    """Tell the observer of the outer steps after `since`, each by its mean over tasks."""
+    for step in range(since, run.done):
+        loss = float(run.losses[step].mean())
+        run.observer.progress(LABEL, step + 1, loss, float(run.norms[step].mean()))
 
 
 def _too_short(run: MetaRun, seconds: float) -> LaconicError:
     least = math.ceil(seconds / 3) / 10  # minutes, at least twice what the first step took
     command = shlex.join(
-        ["laconic", "meta-train", "--resume", str(run.folder), "--minutes", str(least)]
+        ["laconic", "meta-train", "--resume", str(run.folder.path), "--minutes", str(least)]
     )
     return LaconicError(
         f"{run.config.minutes:g} minutes are too few for one outer step: the first took "
@@ -206,7 +360,7 @@ def _advance(run: MetaRun, count: int) -> None:
     run.done += count
     run.losses += list(losses)
     run.norms += list(norms)
-    run.observer.progress(run.done, losses.mean(axis=1), norms.mean(axis=1))
+    _show(run, run.done - count)
 
 
 def _judge(run: MetaRun) -> None:
@@ -226,8 +380,7 @@ def _judge(run: MetaRun) -> None:
         ends = np.unique(np.geomspace(10, curves[0].shape[1], 13).round().astype(int)).clip(
             max=curves[0].shape[1]
         )
-        meta_folder.append(
-            run,
+        run.append(
             "judged",
             step=run.done,
             which=which,
@@ -240,4 +393,38 @@ def _judge(run: MetaRun) -> None:
         )
         run.observer.judged(run.done, value, better)
     if run.best.step == run.done:
-        meta_folder.publish(run)
+        run.publish()
+
+
+def kept(theta: Theta) -> Theta:
+    """A copy that outlives the state it is part of, which the next outer step uses up."""
+    return {name: jnp.array(np.asarray(value)) for name, value in theta.items()}
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+def agreed(*values: int) -> tuple[int, ...]:
+    """The largest of each number over all processes: what they agree on, whatever each of them saw."""
+    if jax.process_count() == 1:
+        return values
+    return tuple(multihost_utils.process_allgather(np.array(values)).max(axis=0).tolist())
+
+
+def by_the_first(action: Callable[[], T]) -> T | None:
+    """What `action` gives in process 0, while the others wait and get None; if it fails there, all
+    of them fail."""
+    if jax.process_count() == 1:
+        return action()
+    result, error = None, None
+    if jax.process_index() == 0:
+        try:
+            result = action()
+        except LaconicError as caught:
+            error = caught
+    (failed,) = agreed(int(error is not None))
+    if error is not None:
+        raise error
+    if failed:
+        raise LaconicError("process 0 could not go on; it says why.")
+    return result

@@ -12,9 +12,8 @@ from laconic.errors import LaconicError
 from laconic.federated.population import in_words
 from laconic.meta.problem import Inner
 from laconic.outer.learned import Theta
-from laconic.runs.compare import RECORDS
 from laconic.runs.meta_config import MetaConfig, described
-from laconic.store.runlog import read
+from laconic.store.records import RECORDS, read
 from laconic.zoo import Card, load, publish
 
 LICENSE = "Apache-2.0"

@@ -1,186 +1,193 @@
-"""A grid of one family's hyper-parameters on one task, as one compiled program.
+"""A sweep: every point of a grid of one method's hyper-parameters, ranked, in a run folder.
 
-`vmap` over seeds and over a chunk of grid points, `scan` over rounds of `communication_round`.
-Hyper-parameters are traced numbers and every chunk has the same shape (the last is padded), so the
-whole grid compiles once. All points of a seed share its initial weights and minibatches, those
-`laconic compare` would give it, and so one gather of the data.
-
-Legend: P points of a chunk, S seeds, T rounds, C rounds of a segment, K workers, H local steps.
+The folder's records are a "run", a "point" each and a "ranking". Points are run in chunks that fit in
+memory, and recorded when their chunk is done. A resumed sweep runs the chunks that are not on record.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from laconic.compress import DENSE, Compressor
-from laconic.data.feed import Resident
+from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
-from laconic.federated.population import RUNS, Population, draw_population, settle
+from laconic.federated.population import Federated
 from laconic.method import Point, Setting
-from laconic.methods import definition_of
-from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
-from laconic.runs.compare import RECORDS, Interrupted, Observer, Silent
-from laconic.runs.measure import all_finite, heldout_metrics
+from laconic.methods import definition_of, optimizer_sha256
+from laconic.runs.folder import (
+    OWN_TASK,
+    Interrupted,
+    Observer,
+    RunFolder,
+    command_line,
+    describe,
+    given_task,
+    is_another,
+)
+from laconic.runs.grid import Outcome, Sweep, parse_grid, without_repeats
 from laconic.runs.simulate import in_parts
-from laconic.show.sweep import RULES, Record, Rule, point_record, ranked
-from laconic.store.runlog import RunLog, read
+from laconic.show.sweep import RULES, Record, Rule, point_record, ranked, ranking_text, write_figure
+from laconic.store import atomic
 from laconic.tasks.base import Task
-from laconic.workers import Simulated
 
-# --- the program ----------------------------------------------------------------------------------
+SEGMENT = 100  # rounds between two signs of progress, and two chances to stop
 
 
-class Outcome(NamedTuple):
-    """What a chunk of points gave.
+@dataclass(frozen=True)
+class SweepConfig:
+    """A grid of one method's hyper-parameters on one task with K workers.
 
-    curves: train loss [P, S, T], NaN from the first bad round on · finite: [P, S], whether the
-    weights still are · valid: metrics [P, S] on the "valid" split after the last round, where the
-    task has one
+    Every field has a default, and every field is a flag of `laconic sweep`.
+
+    Example::
+
+        SweepConfig(task="digits-mlp", method="slowmo", grid=("gamma=1,0.3", "alpha=1", "beta=0.9,0.5"))
     """
 
-    curves: np.ndarray
-    finite: np.ndarray
-    valid: dict[str, np.ndarray]
-
-
-class Sweep:
-    """One family on one task, ready to run chunks of points, `setting.evaluate_every` rounds at a
-    time.
-
-    `compressor` is that of the workers' messages, the same for every point.
+    task: str = "fmnist-mlp2"
+    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
+    method: str = "local-sgd"
+    """Whose hyper-parameters: local-sgd, slowmo, diloco, fedavg, fedavgm, fedprox, scaffold,
+    fedadam, fedyogi, fedadagrad, sgd, adam, one of your own, or a learned optimizer by its
+    published name or file, which has gamma, the workers' rate, scale, which multiplies its steps,
+    and weight_decay, the share of each weight taken off a round."""
+    grid: tuple[str, ...] = ("gamma=1,0.5,0.3,0.1",)
+    """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier
+    one: 0.5/gamma. clip= and decay= are those of the workers' gradients and weights."""
+    points: tuple[str, ...] = ()
+    """Single points off the grid, as name=value,name=value."""
+    workers: int = 8
+    """K, how many workers there are."""
+    local_steps: int = 4
+    """H, the local steps each takes in a round."""
+    batch: int = 128
+    """B, the examples of a local step."""
+    rounds: int = 1000
+    """T, the communication rounds."""
+    federated: Federated = field(default_factory=Federated)
+    """A population of clients with data of their own, of which K are sampled each round; none
+    unless one is given."""
+    compress: str = "dense"
+    """How messages are compressed, as in `laconic compare`: dense, topk:0.1+ef, int8, …"""
+    seeds: int = 1
+    """How many seeds each point is run with; one, by default: run the winners of a sweep with more.
     """
+    first_seed: int = 0
+    """The first seed; the others follow it."""
+    rank_by: Literal["minimum", "final", "rounds", "valid"] = "minimum"
+    """What is best: the lowest train loss ever or at the end, fewest rounds to the target, lowest
+    validation loss."""
+    target_loss: float | None = None
+    """The train loss that rounds are counted to."""
+    points_at_once: int = 44
+    """Grid points that are trained side by side; fewer take less memory."""
+    out: Path | None = None
+    """The folder to write, new or empty; by default runs/sweep-METHOD-TASK-TIME."""
 
-    def __init__(self, task: Task, method: str, setting: Setting, compressor: Compressor = DENSE):
-        self.definition = definition_of(method, "sweep")
-        if self.definition.published is not None:
-            self.definition.published.check_workers(setting.workers)
-        if not isinstance(task.feed, Resident):
+
+def sweep(
+    config: SweepConfig,
+    task: Task | None = None,
+    *,
+    observer: Observer | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    command: str | None = None,
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Train at every point of a grid, and rank the points.
+
+    Args:
+        config: the method, the grid and the setting.
+        task: a task of your own instead of the one that `config.task` names.
+        observer: is told of rounds, of all chunks together.
+        stop: is asked within chunks and after each; when it says True, `Interrupted` is raised.
+        command: what the header says the run was started with.
+
+    Returns:
+        The run's folder and its records: a "run", a "point" each, a "ranking".
+
+    Example::
+
+        config = laconic.SweepConfig(task="digits-mlp", grid=("gamma=1,0.3,0.1",), rounds=50)
+        folder, records = laconic.sweep(config)
+        print(records[-1]["best"])
+    """
+    setting, rule, grid, extra = _parsed(config)
+    if command is None:
+        command = command_line("sweep", config) if task is None else "laconic.sweep, from Python"
+    task, source = given_task(task, config.task)
+    config = replace(config, task=config.task if source != OWN_TASK else task.name)
+    engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
+    points = [*grid, *extra]
+    check_sweep(engine, points, rule)
+    if engine.plan is not None:
+        # the data of a population decides it
+        config = replace(config, local_steps=engine.plan.local_steps)
+    name = f"sweep-{Path(config.method).stem}-{config.task}"
+    facts = {"task": describe(task, source), "grid_points": len(grid)}
+    facts["optimizer_sha256"] = optimizer_sha256(config.method)
+    with RunFolder.create("sweep", config.out, name, config, command, **facts) as folder:
+        return _finish(engine, points, folder, rule, config, observer, stop)
+
+
+def resume_sweep(
+    folder: Path,
+    task: Task | None = None,
+    *,
+    observer: Observer | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Take up a sweep where it stopped, with the settings it was begun with."""
+    observer = observer or Observer()
+    with RunFolder.open(folder, "sweep", observer) as opened:
+        config = opened.config(SweepConfig)
+        setting, rule, grid, extra = _parsed(config)
+        task = opened.same_task(task, config.task, observer)
+        if is_another(opened.header, optimizer_sha256(config.method)):
             raise LaconicError(
-                f"{task.name} streams its data, but the points of a sweep share draws from "
-                "resident data."
+                f"{folder} was begun with another {config.method} than there is now; sweep it into "
+                "another folder."
             )
-        self.task, self.method, self.setting, self.compressor = (
-            jax.device_put(task),
-            method,
-            setting,
-            compressor,
-        )
-        self.plan, self._populations = None, {}
-        if setting.federated.active:
-            self.plan, found = settle(
-                setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds
-            )
-            self._populations = {"population_S": jax.device_put(found)}
-        self._start, self._look = jax.jit(self._init), jax.jit(self._seen)
-        self._advance = jax.jit(self._segment, static_argnames="length")
-
-    def _parts(self, task: Task, numbers: Any) -> tuple[Simulated, Server]:
-        client, outer = self.definition.build(self.setting.workers, numbers)
-        return Simulated(client(task), self.compressor), Server(
-            outer, share_of_clients=1.0 if self.plan is None else self.plan.share
-        )
-
-    def _init(self, task: Task, numbers_P: Any, keys_S: jax.Array) -> RoundState:
-        def one(key: jax.Array, numbers: Any) -> RoundState:
-            clients = self.setting.workers if self.plan is None else self.plan.clients
-            return init_round(task, *self._parts(task, numbers), clients, key)
-
-        return jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))(keys_S, numbers_P)
-
-    def _items(self, task: Any, state: RoundState, population: Population | None) -> Any:
-        if self.plan is not None and population is not None:
-            return draw_population(self.plan, population, state)
-        return draw_items(
-            task.feed, state, self.setting.workers, self.setting.local_steps, self.setting.batch
-        )
-
-    def _segment(
-        self,
-        task: Any,
-        numbers_P: Any,
-        state_SP: RoundState,
-        length: int,
-        population_S: Population | None = None,
-    ) -> tuple[RoundState, jax.Array]:
-        def one_point(
-            numbers: Any, state: RoundState, items_C: Any
-        ) -> tuple[RoundState, jax.Array]:
-            workers, server = self._parts(task, numbers)
-
-            def one_round(state: RoundState, items: Any) -> tuple[RoundState, jax.Array]:
-                state, losses_KH = communication_round(workers, server, state, items)
-                return state, mean_loss(losses_KH, items.present)
-
-            return jax.lax.scan(one_round, state, items_C)
-
-        def one_seed(
-            state_P: RoundState, population: Population | None
-        ) -> tuple[RoundState, jax.Array]:
-            now = state_P._replace(
-                key=state_P.key[0], round=state_P.round[0]
-            )  # the same for every point of a seed
-            rounds_C = now.round + jnp.arange(length)
-            items_C = jax.vmap(lambda r: self._items(task, now._replace(round=r), population))(
-                rounds_C
-            )
-            return jax.vmap(one_point, in_axes=(0, 0, None))(numbers_P, state_P, items_C)
-
-        return jax.vmap(one_seed)(state_SP, population_S)
-
-    def _seen(self, task: Task, state_SP: RoundState) -> dict[str, jax.Array]:
-        def one(state: RoundState) -> dict[str, jax.Array]:
-            return {
-                "finite": all_finite(state.shared),
-                **heldout_metrics(task, state.shared, "valid"),
-            }
-
-        return jax.vmap(jax.vmap(one))(state_SP)
-
-    def run(
-        self, points: Sequence[Point], size: int, tick: Callable[[int, float], None] | None = None
-    ) -> Outcome:
-        """All rounds of at most `size` points; fewer are padded to `size` with copies of the last.
-
-        `tick(rounds done, lowest loss)` is called after each segment and may raise to stop.
-        """
-        padded = [*points, *[points[-1]] * (size - len(points))]
-        names = self.definition.named_in(points[0])
-        numbers_P = {name: jnp.asarray([p[name] for p in padded], jnp.float32) for name in names}
-        state = self._start(
-            self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds])
-        )
-        segments, done = [], 0
-        for length in self.setting.chunks:
-            state, losses_SPC = self._advance(
-                self.task, numbers_P, state, length=length, **self._populations
-            )
-            segments.append(np.asarray(losses_SPC)[:, : len(points)])
-            done += length
-            if tick is not None:
-                tick(done, _lowest(segments[-1]))
-        seen = {
-            name: np.asarray(x).T[: len(points)] for name, x in self._look(self.task, state).items()
-        }
-        curves_PST = np.moveaxis(np.concatenate(segments, axis=2), 0, 1)
-        bad = np.logical_or.accumulate(~np.isfinite(curves_PST), axis=2)
-        return Outcome(np.where(bad, np.float32(np.nan), curves_PST), seen.pop("finite"), seen)
+        engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
+        return _finish(engine, [*grid, *extra], opened, rule, config, observer, stop)
 
 
-def _lowest(losses_SPC: np.ndarray) -> float:
-    """The lowest last loss of any point, as a sign of life; NaN if no point has one."""
-    last_P = losses_SPC[:, :, -1].astype(np.float64).mean(axis=0)
-    finite = last_P[np.isfinite(last_P)]
-    return float(finite.min()) if finite.size else math.nan
+def _finish(
+    engine: Sweep,
+    points: Sequence[Point],
+    folder: RunFolder,
+    rule: Rule,
+    config: SweepConfig,
+    observer: Observer | None,
+    stop: Callable[[], bool],
+) -> tuple[Path, list[dict[str, Any]]]:
+    records = run_sweep(engine, points, folder, rule, config.points_at_once, observer, stop)
+    atomic.write_text(folder.path / "ranking.md", ranking_text(records))
+    write_figure(records, folder.path / "ranking.png")
+    return folder.path, records
 
 
-# --- into a folder --------------------------------------------------------------------------------
+def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point]]:
+    """The setting, the rule, the grid's points and the others; what is wrong is found before any
+    data is read."""
+    definition = definition_of(config.method, "sweep")
+    parse_compressor(config.compress)
+    if config.seeds < 1:
+        raise LaconicError(f"seeds must be positive, got {config.seeds}.")
+    seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
+    # segments of one length where that can be, as each length is compiled by itself
+    every = next((n for n in range(SEGMENT, SEGMENT // 2, -1) if config.rounds % n == 0), SEGMENT)
+    looks = max(1, min(every, config.rounds))
+    sizes = (config.workers, config.local_steps, config.batch, config.rounds)
+    setting = Setting(*sizes, seeds, looks, config.federated)
+    grid = parse_grid(config.grid)
+    extra = [point for text in config.points for point in parse_grid(text.split(","))]
+    definition.check_points([*grid, *extra])
+    grid = without_repeats(grid)
+    extra = [point for point in without_repeats(extra) if point not in grid]
+    chunks_of(len(grid) + len(extra), config.points_at_once)
+    return setting, Rule(config.rank_by, config.target_loss), grid, extra
 
 
 def chunks_of(points: int, at_once: int) -> list[range]:
@@ -204,7 +211,7 @@ def check_sweep(engine: Sweep, points: Sequence[Point], rule: Rule) -> None:
 def run_sweep(
     engine: Sweep,
     points: Sequence[Point],
-    folder: Path,
+    folder: RunFolder,
     rule: Rule = Rule(),
     points_at_once: int = 44,
     observer: Observer | None = None,
@@ -217,7 +224,8 @@ def run_sweep(
     memory become smaller.
     """
     check_sweep(engine, points, rule)
-    observer, at_once = observer or Silent(), len(chunks_of(len(points), points_at_once)[0])
+    observer = observer or Observer()
+    at_once = len(chunks_of(len(points), points_at_once)[0])
     in_parts(
         partial(_run_chunks, engine, points, folder, rule, observer, stop),
         at_once,
@@ -228,26 +236,23 @@ def run_sweep(
         "seeds, smaller "
         "batches or fewer workers",
     )
-    records = read(folder / RECORDS)
-    if records[-1]["kind"] != "ranking":
-        RunLog(folder / RECORDS).append("ranking", **_ranking(_points(folder), rule))
-        records = read(folder / RECORDS)
-    return records
+    if folder.records()[-1]["kind"] != "ranking":
+        folder.append("ranking", **_ranking(folder.of_kind("point"), rule))
+    return folder.records()
 
 
 def _run_chunks(
     engine: Sweep,
     points: Sequence[Point],
-    folder: Path,
+    folder: RunFolder,
     rule: Rule,
     observer: Observer,
     stop: Callable[[], bool],
     points_at_once: int,
 ) -> None:
     """Run every chunk that is not on record."""
-    log = RunLog(folder / RECORDS)
     chunks, T = chunks_of(len(points), points_at_once), engine.setting.rounds
-    recorded = {record["index"] for record in _points(folder)}
+    recorded = {record["index"] for record in folder.of_kind("point")}
     todo = [c for c, chunk in enumerate(chunks) if not recorded.issuperset(chunk)]
     passed, total = (len(chunks) - len(todo)) * T, len(chunks) * T
     if todo:
@@ -255,7 +260,9 @@ def _run_chunks(
 
     def leave_if_asked() -> None:
         if stop():
-            raise Interrupted(f"stopped with {len(recorded)} of {len(points)} points done.", folder)
+            raise Interrupted(
+                f"stopped with {len(recorded)} of {len(points)} points done.", folder.path
+            )
 
     for c in todo:
 
@@ -269,7 +276,7 @@ def _run_chunks(
         seconds = round(time.monotonic() - began, 3)
         for p, i in enumerate(chunks[c]):
             if i not in recorded:  # some are, if a run died while it wrote this chunk
-                log.append(
+                folder.append(
                     "point",
                     index=i,
                     **_record(engine, points[i], outcome, p, rule),
@@ -280,10 +287,6 @@ def _run_chunks(
         passed += T
         if passed < total:
             leave_if_asked()
-
-
-def _points(folder: Path) -> list[Record]:
-    return [record for record in read(folder / RECORDS) if record["kind"] == "point"]
 
 
 def _record(engine: Sweep, point: Point, outcome: Outcome, p: int, rule: Rule) -> Record:

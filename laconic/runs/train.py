@@ -1,34 +1,87 @@
-"""Carrying a training out: `train` with all workers in this process, `work` as one process of many.
+"""A training: one model, its rounds written down as they come, into a run folder.
 
-Both run the same loop on the same settings; only the engine differs. The folder holds the records,
-a checkpoint, and at the end `weights.safetensors` and the loss curve. Who is stopped saves first;
-who is killed goes on from the last checkpoint.
+`train` has all workers in this process, `work` is one process of many. Both run the same loop on the
+same settings; only the engine differs. The folder holds the records, a checkpoint, and at the end
+`weights.safetensors` and the loss curve. A stopped run saves first; a killed one resumes from its
+last checkpoint.
 """
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from laconic.compress import parse_compressor
 from laconic.engines.base import Engine, SimulatedEngine
-from laconic.engines.loop import AFTER_COMMIT, BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
+from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
 from laconic.engines.wire import Seal
-from laconic.errors import LaconicError
-from laconic.recipes.trainings import TrainConfig, from_json, parts_of, run_name, train_command
-from laconic.runs import train_folder
-from laconic.runs.compare import RECORDS, Interrupted
-from laconic.runs.folder import check_task, new_folder, note_changes
+from laconic.errors import LaconicError, require_positive
+from laconic.method import Method, Setting, check_workers
+from laconic.methods import optimizer_sha256, parse_method
+from laconic.runs.folder import (
+    Interrupted,
+    Observer,
+    RunFolder,
+    command_line,
+    describe,
+    different,
+    is_another,
+    read_config,
+    read_header,
+    settled,
+    spelled,
+)
 from laconic.runs.measure import final_metrics
-from laconic.runs.train_folder import Log
-from laconic.store import atomic, checkpoint
+from laconic.runs.train_log import Log, finish, forget_after, log_name
+from laconic.store import checkpoint
+from laconic.store.records import plain
 from laconic.tasks.base import Task
-from laconic.tasks.catalog import make_task_and_source
+from laconic.tasks.catalog import make_task_and_source, parse_spec
 
-Tell = Callable[
-    [dict[str, Any]], None
-]  # is told of {"kind": "start" | "round" | "note" | "end", …}
+OWN = ("out", "checkpoint_every")  # each process may have its own
 SIMULATED = "simulated"
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One model, trained with K workers and one outer optimizer.
+
+    Every field has a default, and every field is a flag of `laconic train`.
+
+    Example::
+
+        TrainConfig(task="fmnist-mlp2", optimizer="lopt-a-fmnist", workers=8, batch=128)
+    """
+
+    task: str = "digits-mlp"
+    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
+    optimizer: str = "lopt-a-digits"
+    """The outer optimizer and its workers: a name from `laconic optimizers`, with options as
+    name:key=value,…."""
+    workers: int = 4
+    """K, how many workers there are."""
+    local_steps: int = 4
+    """H, the local steps each takes in a round."""
+    batch: int = 16
+    """B, the examples of a local step."""
+    rounds: int = 100
+    """T, the communication rounds."""
+    seed: int = 0
+    """The seed of initial weights and minibatches."""
+    compress: str = "dense"
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
+    topk:0.01+int8+ef."""
+    norm_limit: float = 100.0
+    """A message whose norm is over so many times the usual is left out; near loss 0 honest ones
+    vary much."""
+    checkpoint_every: int = 50
+    """Rounds between two checkpoints; 0: only at the end."""
+    out: Path | None = None
+    """The folder to write, new or empty; by default runs/TASK-TIME."""
 
 
 class Turn(Protocol):
@@ -44,50 +97,60 @@ class Turn(Protocol):
 def train(
     config: TrainConfig,
     *,
-    tell: Tell = lambda message: None,
+    observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
     command: str | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Train with K simulated workers → (its folder, its records)."""
+    """Train one model with K simulated workers.
+
+    Args:
+        config: what to train and how.
+        observer: is told of every round.
+        stop: is asked after each round; when it says True, one more round is done and saved, and
+            `Interrupted` is raised.
+        command: what the header says the run was started with.
+
+    Returns:
+        The run's folder, with `weights.safetensors` in it, and its records: "run", "start",
+        "rounds", "end", "summary".
+
+    Example::
+
+        folder, records = laconic.train(laconic.TrainConfig(rounds=20))
+        print(records[-1]["loss"], records[-1]["heldout"])
+    """
     method, _ = parts_of(config)
     task, source = make_task_and_source(config.task)
-    folder = new_folder(config.out, config.task)
-    command = command or train_command(config)
-    atomic.write_text(folder / "command.txt", command + "\n")
-    engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
-    part = Part(
-        replace(config, out=folder),
-        task,
-        source,
-        engine,
-        _seal("alone", config),
-        SIMULATED,
-        command,
-    )
-    part.carry_out(folder, tell, stop)
-    return folder, train_folder.finish(folder, command)
+    command = command or command_line("train", config)
+    about = _about(config, task, source, SIMULATED)
+    with RunFolder.create("train", config.out, config.task, config, command, **about) as folder:
+        _simulate(config, method, task, folder, observer or Observer(), stop)
+        return folder.path, finish(folder.path, command)
 
 
 def resume_train(
-    folder: Path, *, tell: Tell = lambda message: None, stop: Callable[[], bool] = lambda: False
+    folder: Path,
+    *,
+    observer: Observer | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Go on from a folder's checkpoint, with the settings it was begun with."""
-    header = train_folder.read_header(folder)
-    config = from_json(header["config"], folder)
+    observer = observer or Observer()
+    header = read_header(folder, "train")
     if header["engine"] != SIMULATED:
         raise LaconicError(
             f"{folder} was trained by real processes: go on with laconic launch -- train --resume "
             f"{folder}"
         )
-    method, _ = parts_of(config)
-    task, source = make_task_and_source(config.task)
-    check_task(folder, header, task, source)
-    note_changes(header, lambda text: tell({"kind": "note", "text": text}))
-    engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
-    train_folder.forget_after(folder / RECORDS, _saved_rounds(folder, engine))
-    part = Part(config, task, source, engine, _seal("alone", config), SIMULATED, header["command"])
-    part.carry_out(folder, tell, stop)
-    return folder, train_folder.finish(folder, header["command"])
+    with RunFolder.open(folder, "train") as opened:
+        config = opened.config(TrainConfig)
+        method, _ = parts_of(config)
+        task = opened.same_task(None, config.task, observer)
+        check_same(opened, config)
+        engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
+        forget_after(opened, _saved_rounds(folder, engine))
+        _simulate(config, method, task, opened, observer, stop)
+        return folder, finish(folder, header["command"])
 
 
 def work(
@@ -97,7 +160,7 @@ def work(
     token: str,
     folder: Path,
     *,
-    tell: Tell,
+    observer: Observer,
     stop: Callable[[], bool],
     command: str,
     pace: Callable[[], None] = lambda: None,
@@ -112,10 +175,110 @@ def work(
     seal = _seal(token, config)
     engine = connect(seal)
     task, source = make_task_and_source(config.task)
-    part = Part(
-        replace(config, out=folder), task, source, engine, seal, engine_name, command, pace, turn
+    config = replace(config, out=folder)
+    about = {"command": command, **_about(config, task, source, engine_name)}
+    with RunFolder.join(folder, log_name(engine), "train", config, **about) as joined:
+        check_same(joined, config)
+        Part(config, task, engine, seal, joined, observer, pace, turn).carry_out(stop)
+
+
+def _simulate(
+    config: TrainConfig,
+    method: Method,
+    task: Task,
+    folder: RunFolder,
+    observer: Observer,
+    stop: Callable[[], bool],
+) -> None:
+    engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
+    seal = _seal("alone", config)
+    Part(replace(config, out=folder.path), task, engine, seal, folder, observer).carry_out(stop)
+
+
+# --- what a config stands for ---------------------------------------------------------------------
+
+
+def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
+    """The method and the setting of a config; all that can be wrong with it is found here, before
+    any data is read."""
+    if config.checkpoint_every < 0:
+        raise LaconicError(
+            f"checkpoint_every counts rounds, or is 0 for none, got {config.checkpoint_every}."
+        )
+    require_positive(norm_limit=config.norm_limit)
+    setting = Setting(
+        config.workers,
+        config.local_steps,
+        config.batch,
+        config.rounds,
+        (config.seed,),
+        config.rounds,
     )
-    part.carry_out(folder, tell, stop)
+    parse_spec(config.task)
+    compressor = parse_compressor(config.compress)
+    method = parse_method(config.optimizer, config.workers, compressor, use="train")
+    check_workers(method, method.budget(config.workers, config.local_steps)[0])
+    return method, setting
+
+
+def run_name(config: TrainConfig) -> str:
+    """What all workers of a run have in common, as text: each setting that changes a number.
+
+    A learned optimizer counts by its contents: its file may lie elsewhere on another machine, and
+    another laconic there may have another one of a published name.
+    """
+    said = {name: value for name, value in asdict(settled(config)).items() if name not in OWN}
+    contents = contents_of(config)
+    if contents is not None:
+        _, colon, options = config.optimizer.partition(":")
+        said["optimizer"] = contents + colon + options
+    return json.dumps(said, sort_keys=True)
+
+
+def contents_of(config: TrainConfig) -> str | None:
+    """The sha256 of a learned optimizer, of the whole file if it is one; None for all others."""
+    name = config.optimizer.partition(":")[0]
+    if not name.endswith(".safetensors"):
+        return optimizer_sha256(name)
+    try:
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+    except OSError as error:
+        raise LaconicError(f"cannot read the optimizer {name}: {error.strerror}.") from None
+
+
+def read_train_config(folder: Path) -> tuple[TrainConfig, bool]:
+    """The settings of the training in a folder, and whether all its workers were in one process."""
+    header = read_header(folder, "train")
+    config = read_config(TrainConfig, header["config"], str(folder))
+    return replace(config, out=folder), header["engine"] == SIMULATED
+
+
+def worker_folder(config: TrainConfig) -> Path:
+    """Where a worker keeps its files by default: the same place whenever it starts with these
+    settings."""
+    name = hashlib.sha256(run_name(config).encode()).hexdigest()[:8]
+    return config.out or Path("runs") / f"{spelled(config.task)}-{name}"
+
+
+def check_same(folder: RunFolder, config: TrainConfig) -> None:
+    """Refuse a folder that belongs to a run with other settings or another optimizer."""
+    theirs = folder.config(TrainConfig)
+    if is_another(folder.header, contents_of(config)):
+        raise LaconicError(
+            f"{folder.path} was begun with another {config.optimizer} than there is now; choose "
+            "another --out, or go on with the laconic that has it."
+        )
+    if run_name(theirs) != run_name(config):
+        names = different(plain(theirs), plain(settled(config)), OWN)
+        raise LaconicError(
+            f"{folder.path} belongs to a run with other settings ({', '.join(names)}); choose "
+            "another --out."
+        )
+
+
+def _about(config: TrainConfig, task: Task, source: str, engine: str) -> dict[str, Any]:
+    about = {"task": describe(task, source), "engine": engine}
+    return {**about, "optimizer_sha256": contents_of(config)}
 
 
 def _seal(token: str, config: TrainConfig) -> Seal:
@@ -128,88 +291,73 @@ def _saved_rounds(folder: Path, engine: Engine) -> int:
     return checkpoint.peek(saved)["round"] if saved.exists() else 0
 
 
+# --- the rounds -----------------------------------------------------------------------------------
+
+
 @dataclass
 class Part:
     """What one process does in a training."""
 
     config: TrainConfig
     task: Task
-    source: str
     engine: Engine
     seal: Seal
-    engine_name: str
-    command: str
+    folder: RunFolder
+    observer: Observer
     pace: Callable[[], None] = lambda: None
     turn: Turn | None = None
 
-    def carry_out(self, folder: Path, tell: Tell, stop: Callable[[], bool]) -> None:
+    def carry_out(self, stop: Callable[[], bool]) -> None:
         """All rounds, written down as they come, then the final weights and what they are worth."""
         method, setting = parts_of(self.config)
-        path = train_folder.log_path(folder, self.engine.mine, self.engine.slots)
-        log = Log(path, lambda text: tell({"kind": "note", "text": text}))
-        log.begin(self.config, self.task, self.source, self.command, self.engine_name)
-        run = Loop(
+        log = Log(self.folder, self.observer.note)
+        loop = Loop(
             self.task,
             method,
             setting,
             self.engine,
             self.seal,
-            folder=folder,
+            folder=self.folder.path,
             checkpoint_every=self.config.checkpoint_every,
             norm_limit=self.config.norm_limit,
-            at=self._at(log),
+            at=self._at,
+            committed=lambda report, due: log.add(row_of(report), at_once=due),
         )
-        done = _saved_rounds(folder, self.engine)
+        done = _saved_rounds(self.folder.path, self.engine)
         log.start(self.engine.mine[0], done)
-        tell(
-            {
-                "kind": "start",
-                "worker": self.engine.mine[0],
-                "round": done,
-                "rounds": setting.rounds,
-            }
-        )
+        self.observer.begin("training", setting.rounds, done)
         if self.turn is not None:
             self.turn.take()
         try:
-            self._rounds(run, log, folder, tell, stop)
+            self._rounds(loop, log, stop)
         finally:
             log.flush()
-        self._finish(run, log, folder, tell)
+        self._finish(loop, log)
 
-    def _at(self, log: Log) -> Callable[[str, int], None]:
-        """Rounds are written down before the checkpoint that contains them, so that none is missing
-        after a death."""
+    def _at(self, point: str, now: int) -> None:
+        if point == BEFORE_QUORUM:
+            if self.turn is not None:
+                self.turn.give()
+            self.pace()
 
-        def at(point: str, now: int) -> None:
-            every = self.config.checkpoint_every
-            if point == AFTER_COMMIT and every and (now + 1) % every == 0:
-                log.flush()
-            if point == BEFORE_QUORUM:
-                if self.turn is not None:
-                    self.turn.give()
-                self.pace()
-
-        return at
-
-    def _rounds(
-        self, run: Loop, log: Log, folder: Path, tell: Tell, stop: Callable[[], bool]
-    ) -> None:
+    def _rounds(self, loop: Loop, log: Log, stop: Callable[[], bool]) -> None:
         stopping = first = False
-        with contextlib.closing(run.rounds()) as reports:
+        with contextlib.closing(loop.rounds()) as reports:
             for report in reports:
                 if not first:
                     first = True
                     self._check_company(report)
                 row = row_of(report)
-                log.add(row)
-                tell({"kind": "round", **row})
+                log.complete(row)
+                self.observer.round(row)
                 if stopping and report.round < self.config.rounds:
                     raise Interrupted(
-                        f"asked to stop after round {report.round} of {self.config.rounds}.", folder
+                        f"asked to stop after round {report.round} of {self.config.rounds}.",
+                        self.folder.path,
                     )
                 if stop():
-                    stopping, run.every = True, 1  # one more round, and that one is saved
+                    stopping = True
+                    loop.every = 1  # one more round, and that one is saved
 
     def _check_company(self, report: Report) -> None:
         """A worker that begins all by itself is not among those it was meant to join."""
@@ -228,16 +376,16 @@ class Part:
             f"worker {self.engine.mine[0]} found none of the other {self.engine.slots - 1}: {why}."
         )
 
-    def _finish(self, run: Loop, log: Log, folder: Path, tell: Tell) -> None:
-        if run.final is None:
+    def _finish(self, loop: Loop, log: Log) -> None:
+        if loop.final is None:
             raise LaconicError("the training ended before all its rounds were done.")
-        replica, digest = run.final
+        replica, digest = loop.final
         about = {"round": int(replica.round), "digest": digest.hex()}
-        tell({"kind": "end", **about})
+        self.observer.end(about)
         named = {"task": self.config.task, "optimizer": self.config.optimizer, **about}
-        checkpoint.save(folder / train_folder.WEIGHTS, replica.shared, named)
+        checkpoint.save(self.folder.path / WEIGHTS, replica.shared, named)
         counts = {
-            "message_bits": run.programs.message_bits,
+            "message_bits": loop.programs.message_bits,
             "refused": dict(self.engine.counts.refused),
         }
-        log.end(**about, **counts, heldout=final_metrics(run.programs.task, replica.shared))
+        log.end(**about, **counts, heldout=final_metrics(loop.programs.task, replica.shared))

@@ -23,7 +23,7 @@ from laconic.show.curves import Record, of_kind
 from laconic.show.table import MISSING, Table, count, duration, markdown_text
 from laconic.store import atomic
 from laconic.store.archive import record_files
-from laconic.store.runlog import read
+from laconic.store.records import read
 
 RECORDS = "records.jsonl"
 KINDS = {

@@ -2,6 +2,7 @@
 mixture."""
 
 import contextlib
+import fcntl
 import os
 import secrets
 from pathlib import Path
@@ -17,10 +18,11 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb") as file:
+            _lock(file.fileno())  # held while it is being written, so that `clear` leaves it alone
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # the contents reach the disk before the name does
-        os.replace(temporary, path)
+            os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
         raise LaconicError(
@@ -28,15 +30,30 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             "free space."
         ) from error
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # gone already after a replace; otherwise no litter, whatever went wrong
+        # gone already after a replace; otherwise no litter, whatever went wrong
+        with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def clear(folder: str | Path) -> None:
+    """Remove the temporary files that killed processes left in a folder."""
+    for path in Path(folder).glob(".laconic-*.tmp"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            if _lock(file.fileno()):
+                path.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Replace `path` by `text` (UTF-8) in one step."""
     write_bytes(path, text.encode())
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

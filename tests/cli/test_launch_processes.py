@@ -16,11 +16,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from benchmarks.kill_demo import PACE, PIDS
-from laconic.recipes.trainings import TrainConfig, parts_of
-from laconic.runs.train import train
-from laconic.runs.train_folder import lives_of
+from laconic.runs.train import TrainConfig, parts_of, train
+from laconic.runs.train_log import lives_of
 from laconic.store import checkpoint
-from laconic.store.runlog import read
+from laconic.store.records import read
 from laconic.tasks.catalog import make_task
 from tests.engines.cluster import environment, free_port
 from tests.engines.methods import SMOOTH

@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from laconic.cli.meta_train import MetaDisplay, sparkline
-from laconic.runs.meta_config import MetaConfig
 
-CONFIG = MetaConfig(steps=400)
+STEPS = 400
 
 
 class Clock:
@@ -31,14 +30,15 @@ def written(shown):
 
 
 def steps(shown, done, losses, norm=1.5):
-    shown.progress(done, np.asarray(losses, np.float32), np.full(len(losses), norm, np.float32))
+    for step, loss in enumerate(losses, start=done - len(losses) + 1):
+        shown.progress("meta-training", step, float(loss), norm)
 
 
 def test_a_log_gets_a_line_at_first_and_then_every_ten_seconds():
     shown, clock = display()
     with shown:
         assert written(shown) == ""
-        shown.begin(CONFIG, 0, 160)
+        shown.begin("meta-training", STEPS, 0, 160)
         clock.now += 8
         steps(shown, 1, [2.0])
         for done in range(2, 22):  # a step a second: twenty of them
@@ -59,7 +59,7 @@ def test_a_log_gets_a_line_at_first_and_then_every_ten_seconds():
 
 def test_the_loss_shown_is_the_mean_of_the_last_fifty():
     shown, _ = display()
-    shown.begin(CONFIG, 0, 160)
+    shown.begin("meta-training", STEPS, 0, 160)
     values = np.linspace(3, 1, 90)
     steps(shown, 90, values)
     assert f"meta-loss {values[40:].mean():.4f}" in shown.facts()
@@ -67,7 +67,7 @@ def test_the_loss_shown_is_the_mean_of_the_last_fifty():
 
 def test_the_best_is_kept():
     shown, _ = display()
-    shown.begin(CONFIG, 0, 160)
+    shown.begin("meta-training", STEPS, 0, 160)
     steps(shown, 1, [2.0])
     assert not any("best" in fact for fact in shown.facts())
     shown.judged(100, 0.5, True)
@@ -77,7 +77,7 @@ def test_the_best_is_kept():
 
 def test_a_resumed_run_shows_what_was_and_its_own_speed():
     shown, clock = display()
-    shown.begin(CONFIG, 100, 160)
+    shown.begin("meta-training", STEPS, 100, 160)
     steps(shown, 100, np.full(100, 2.0))  # what the runner says again
     shown.judged(100, 0.5, True)
     assert shown.facts() == ["compiling …", "best 0.5000 on held-out seeds (step 100)"]
@@ -94,7 +94,7 @@ def test_a_terminal_gets_a_panel():
     shown, clock = display(terminal=True)
     with shown:
         assert "preparing …" in written(shown)
-        shown.begin(CONFIG, 0, 160)
+        shown.begin("meta-training", STEPS, 0, 160)
         steps(shown, 1, [2.0])
         clock.now += 4
         steps(shown, 200, np.linspace(2, 1, 199))

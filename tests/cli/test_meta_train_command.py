@@ -13,9 +13,9 @@ import pytest
 from laconic import zoo
 from laconic.cli import meta_train as command
 from laconic.recipes.meta_trainings import META_RECIPES
-from laconic.runs.compare import CHECKPOINT, RECORDS
+from laconic.runs.folder import CHECKPOINT
 from laconic.store import checkpoint
-from laconic.store.runlog import plain, read
+from laconic.store.records import RECORDS, plain, read
 from tests.cli.commands import assert_one_error, laconic, process
 from tests.outer.trees import QUICK
 from tests.runs.meta_runs import FLAGS, Clock, assert_same_bits

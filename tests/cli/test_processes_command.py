@@ -2,9 +2,9 @@
 
 import pytest
 
-from laconic.runs.compare import CHECKPOINT
+from laconic.runs.folder import CHECKPOINT
 from laconic.store import checkpoint
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.meta.pair import TIMEOUT, free_address, run_pair, start
 from tests.outer.trees import assert_close

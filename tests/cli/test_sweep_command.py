@@ -9,7 +9,7 @@ import pytest
 
 from laconic.cli import console as command
 from laconic.recipes.sweeps import SWEEPS
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.outer.trees import QUICK
 

@@ -8,8 +8,9 @@ import jax
 import pytest
 
 from laconic.cli import train as command
-from laconic.recipes.trainings import TRAIN_RECIPES, TrainConfig
-from laconic.store.runlog import read
+from laconic.recipes.trainings import TRAIN_RECIPES
+from laconic.runs.train import TrainConfig
+from laconic.store.records import read
 from tests.cli.commands import assert_one_error, laconic
 from tests.outer.trees import QUICK
 

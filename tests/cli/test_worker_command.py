@@ -189,16 +189,16 @@ def test_a_token_is_in_a_file_or_in_the_environment(tmp_path):
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def a_message(now, **more):
-    return {"kind": "round", "round": now, "quorum": [0, 1], "loss": 0.25, "notes": []} | more
+def a_row(now, **more):
+    return {"round": now, "quorum": [0, 1], "loss": 0.25, "notes": []} | more
 
 
 def test_json_is_one_strict_object_a_line(monkeypatch):
     told = io.StringIO()
     monkeypatch.setattr(worker.sys, "stdout", told)
-    tell = Json()
-    tell(a_message(1, losses={0: 0.5}, loss=float("nan")))
-    tell({"kind": "end", "round": 1})
+    observer = Json()
+    observer.round(a_row(1, losses={0: 0.5}, loss=float("nan")))
+    observer.end({"round": 1})
     first, second = map(json.loads, told.getvalue().splitlines())
     assert (first["loss"], first["losses"]) == (None, {"0": 0.5})
     assert second == {"kind": "end", "round": 1}
@@ -206,11 +206,11 @@ def test_json_is_one_strict_object_a_line(monkeypatch):
 
 def test_people_are_told_now_and_then(capfd):
     now = [0.0]
-    tell = Lines(3, clock=lambda: now[0])
-    tell({"kind": "start", "worker": 3, "round": 0, "rounds": 9})
+    observer = Lines(3, clock=lambda: now[0])
+    observer.begin("training", 9, 0)
     for r in range(1, 10):
         now[0] += 4.0
-        tell(a_message(r, notes=["a note"] if r == 5 else []))
+        observer.round(a_row(r, notes=["a note"] if r == 5 else []))
     said = capfd.readouterr().err.splitlines()
     assert said[0] == "worker 3: compiling; begins after round 0 of 9"
     assert [line.split(",")[0] for line in said[1:]] == [

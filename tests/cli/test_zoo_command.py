@@ -1,11 +1,11 @@
 """`laconic zoo` on a shelf of the test's own."""
 
 import json
+from functools import partial
 
 import pytest
 
 from laconic import zoo
-from laconic.store.runlog import RunLog
 from laconic.zoo.card import to_json
 from tests.cli.commands import assert_one_error, laconic
 from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
@@ -104,7 +104,7 @@ def run(tmp_path):
 
 def measured(folder):
     """Records of a comparison in which `mine` was measured."""
-    record = RunLog(folder / "records.jsonl").append
+    record = partial(append, folder / "records.jsonl")
     setting = {"workers": 4, "local_steps": 8, "batch": 16, "rounds": 2, "seeds": 1}
     more = {"task": "digits-mlp", "compress": "dense", "first_seed": 100}
     record("run", config={**setting, **more})

@@ -23,8 +23,8 @@ from laconic.federated.population import (
 from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.round import RoundState, worker_keys
+from laconic.runs.grid import Sweep
 from laconic.runs.simulate import Simulation
-from laconic.runs.sweep import Sweep
 from laconic.tasks.catalog import make_task
 from tests import tiny
 from tests.outer.trees import QUICK

@@ -6,8 +6,8 @@ from dataclasses import replace
 import jax
 import pytest
 
-from laconic.recipes.comparisons import CompareConfig
 from laconic.reproduce.experiment import Across, Experiment, Learned, Number, Panel, Use
+from laconic.runs.compare import CompareConfig
 from laconic.show import comparison as compared
 from tests.runs.meta_runs import TINY
 from tests.show.made_up import comparison, method_record

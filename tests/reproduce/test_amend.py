@@ -12,8 +12,8 @@ from laconic.reproduce.amend import REPLACED
 from laconic.reproduce.experiment import Use
 from laconic.reproduce.run import carry_out
 from laconic.show.report import collect
-from laconic.store import runlog
-from laconic.store.runlog import read, rewrite
+from laconic.store import records
+from laconic.store.records import read, rewrite
 from tests.reproduce.made import DIGITS, SMALL, Watch, quickly
 
 THEN = {"commit": "a" * 40, "dirty": False}
@@ -91,7 +91,7 @@ def test_the_rows_are_what_one_comparison_of_all_would_have_given(folder, tmp_pa
 def test_each_row_says_what_made_it(folder):
     carry_out(with_methods(LOCAL, SLOWMO, FEDAVG), "full", folder)
     header, *_ = panel_of(folder)
-    found, now = methods(folder), runlog.provenance()["commit"]
+    found, now = methods(folder), records.provenance()["commit"]
     assert header["provenance"]["commit"] == THEN["commit"] != now
     assert [label for label in found if "provenance" in found[label]] == ["FedAvg"]
     assert found["FedAvg"]["provenance"]["commit"] == now
@@ -240,8 +240,8 @@ def test_a_method_under_way_is_finished_first(folder, raises_clearly):
 def test_a_method_that_another_commit_runs_says_so(folder, monkeypatch):
     path = folder / "panels" / "two" / "records.jsonl"
     rewrite(path, panel_of(folder)[:2])  # Local SGD is done, and all else lost
-    now = {**runlog.provenance(), "commit": "b" * 40}
-    monkeypatch.setattr(runlog, "provenance", lambda: now)
+    now = {**records.provenance(), "commit": "b" * 40}
+    monkeypatch.setattr("laconic.runs.folder.provenance", lambda: now)
     carry_out(with_methods(LOCAL, SLOWMO), "full", folder)
     assert methods(folder)["SlowMo"]["provenance"] == now
     assert "provenance" not in methods(folder)["Local SGD"]

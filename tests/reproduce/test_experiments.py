@@ -5,7 +5,6 @@ import pytest
 
 from laconic.compress import parse_compressor
 from laconic.methods import definition_of, parse_method
-from laconic.recipes.comparisons import CompareConfig
 from laconic.reproduce import paper
 from laconic.reproduce.curves import KINDS
 from laconic.reproduce.experiment import needs
@@ -14,7 +13,8 @@ from laconic.reproduce.recorded import matches
 from laconic.reproduce.registry import EXPERIMENTS, experiment
 from laconic.reproduce.run import with_learned
 from laconic.reproduce.scale import SCALES, at_scale
-from laconic.runs.grids import parse_grid
+from laconic.runs.compare import CompareConfig
+from laconic.runs.grid import parse_grid
 from laconic.tasks.catalog import TASKS, parse_spec
 
 OWN_SETTING = {  # batch, rounds, seeds

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from laconic.data.partition import class_counts
+from laconic.federated import Federated
 from laconic.federated.population import RUNS, Federated, draw_rows, labels_of
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.curves import all_axes
 from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel
 from laconic.reproduce.mixes import mix_lines, mix_rows, mixes_figure
 from laconic.reproduce.recorded import find_sweep
 from laconic.reproduce.run import carry_out
-from laconic.runs.sweep_run import sweep
+from laconic.runs.compare import CompareConfig
+from laconic.runs.sweep import SweepConfig, sweep
 from laconic.tasks.catalog import make_task
 
 MIXED = Experiment(

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.curves import Axes, Line, all_axes, looks_of
 from laconic.reproduce.draw import draw_axes, draw_bars, experiment_figure
 from laconic.reproduce.experiment import Experiment, Listing, SweepPanel
@@ -23,6 +22,7 @@ from laconic.reproduce.page import (
     write_outcome,
 )
 from laconic.reproduce.scale import SMOKE_LINE
+from laconic.runs.sweep import SweepConfig
 from laconic.show.figures import svg_bytes
 from tests.reproduce.made import LABELS, PAINTED, records
 from tests.show.made_up import oracle_smooth

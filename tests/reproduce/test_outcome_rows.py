@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce.experiment import Experiment, Number, Panel, SweepPanel
 from laconic.reproduce.outcome import COLUMNS, METRICS, hparam_rows, rows_of
+from laconic.runs.sweep import SweepConfig
 from tests.reproduce.made import SMALL, summary_of
 
 PAPER = {"Local SGD": Number(1.0), "SlowMo": Number(4.0, 0.4), "LOpt-A": Number(None)}

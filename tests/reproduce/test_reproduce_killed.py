@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.runs.killed import count, finish, kill, recorded, without_times
 
 CODE = """
 from dataclasses import replace
 from laconic.cli import main
-from laconic.recipes.sweeps import SweepConfig
+from laconic.runs.sweep import SweepConfig
 from laconic.reproduce.experiment import Experiment, SweepPanel
 from laconic.reproduce.registry import EXPERIMENTS
 from tests.reproduce.made import DIGITS, SMALL

@@ -15,9 +15,9 @@ from laconic.reproduce import run
 from laconic.reproduce.experiment import Learned
 from laconic.reproduce.recorded import find_sweep, matches
 from laconic.reproduce.run import carry_out, reproduce, resume_experiment, with_learned
-from laconic.runs import meta_folder
-from laconic.runs.compare import Interrupted
-from laconic.store.runlog import read
+from laconic.runs import meta_train as meta_module
+from laconic.runs.folder import Interrupted
+from laconic.store.records import read
 from tests.reproduce.made import DIGITS, Killed, Watch, quickly
 
 
@@ -25,7 +25,7 @@ from tests.reproduce.made import DIGITS, Killed, Watch, quickly
 def quick():
     """Little optimising, no pictures: what takes the time in runs this small."""
     with jax.numpy_dtype_promotion("standard"), quickly() as patch:  # for optax's AdamW
-        patch.setattr(meta_folder, "learning_curve", lambda records, path: None)
+        patch.setattr(meta_module, "learning_curve", lambda records, path: None)
         yield
 
 
@@ -184,7 +184,7 @@ def test_death_at_any_moment_changes_no_number_and_doubles_no_record(whole, tmp_
 def test_death_between_records_and_the_checkpoint_doubles_no_record(whole, tmp_path, monkeypatch):
     """The judgement and progress of step 4 are on record when the process dies, and step 4 is in no
     checkpoint."""
-    saved, save = [], meta_folder.checkpoint.save
+    saved, save = [], meta_module.checkpoint.save
 
     def save_once(*arguments):
         saved.append(arguments)
@@ -194,7 +194,7 @@ def test_death_between_records_and_the_checkpoint_doubles_no_record(whole, tmp_p
 
     folder, path = tmp_path / "out", "optimizers/lopt-digits/records.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(meta_folder.checkpoint, "save", save_once)
+        patch.setattr(meta_module.checkpoint, "save", save_once)
         with pytest.raises(Killed):
             carry_out(DIGITS, "full", folder)
     marks = lambda folder: [(r["kind"], r.get("end"), r.get("step")) for r in read(folder / path)]

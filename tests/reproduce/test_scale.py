@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.sweeps import SWEEPS
 from laconic.reproduce.registry import EXPERIMENTS
 from laconic.reproduce.scale import at_scale, quarter, small_task, smoke, smoke_meta, smoke_sweep
+from laconic.runs.compare import CompareConfig
 from laconic.runs.meta_config import MetaConfig
 
 FULL = CompareConfig(

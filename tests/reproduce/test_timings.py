@@ -13,9 +13,9 @@ from laconic.reproduce.draw_timings import timings_figure
 from laconic.reproduce.experiment import Experiment, TimingPanel
 from laconic.reproduce.page import tables
 from laconic.reproduce.run import carry_out
-from laconic.runs.compare import Interrupted
+from laconic.runs.folder import Interrupted
 from laconic.show.report import collect
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.reproduce.made import Killed, Watch
 
 CONFIG = OverheadConfig(

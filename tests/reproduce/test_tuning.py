@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.recipes.sweeps import SweepConfig
 from laconic.reproduce import recorded, run
 from laconic.reproduce.experiment import Experiment, Panel, Tuning
 from laconic.reproduce.notes import notes
 from laconic.reproduce.page import tables
 from laconic.reproduce.run import carry_out
-from laconic.runs import sweep_run as sweep_module
-from laconic.runs.compare import Interrupted
-from laconic.runs.sweep_run import sweep
-from laconic.store.runlog import read
+from laconic.runs import sweep as sweep_module
+from laconic.runs.folder import Interrupted
+from laconic.runs.sweep import SweepConfig, sweep
+from laconic.store.records import read
 from tests.reproduce.made import SMALL, Watch, quickly
 
 SIZES = {"task": SMALL.task, "workers": SMALL.workers, "local_steps": 1, "batch": 4, "rounds": 6}

@@ -6,8 +6,7 @@ import subprocess
 import time
 from contextlib import contextmanager, suppress
 
-from laconic.runs.compare import RECORDS
-from laconic.store.runlog import read
+from laconic.store.records import RECORDS, read
 from tests.cli.commands import process
 from tests.outer.trees import QUICK
 

@@ -7,6 +7,7 @@ import numpy as np
 import safetensors.numpy
 
 from laconic.recipes.meta_trainings import META_RECIPES
+from laconic.runs.folder import Observer
 
 SIZES = {
     "workers": 2,
@@ -32,29 +33,29 @@ FLAGS = [
 ]
 
 
-class Watcher:
-    """Notes all it is told, asks to stop after so many bursts of steps, and lets a clock run
+class Watcher(Observer):
+    """Notes all it is told, asks to stop after so many outer steps, and lets a clock run
     meanwhile."""
 
     def __init__(self, leave_at=10**9, clock=None, seconds=0.0):
         self.begun, self.losses, self.norms, self.judgements, self.notes = None, [], [], [], []
         self.calls, self.leave_at, self.clock, self.seconds = 0, leave_at, clock, seconds
 
-    def begin(self, config, done, rounds_per_step):
-        self.begun = done, rounds_per_step
+    def begin(self, label, total, done, rounds_each=1):
+        self.begun = done, rounds_each
 
-    def progress(self, done, losses, norms):
-        self.losses += losses.tolist()
-        self.norms += norms.tolist()
+    def progress(self, label, done, loss, norm=None):
+        self.losses.append(loss)
+        self.norms.append(norm)
         assert len(self.losses) == done
-        if done == self.begun[0]:  # a resumed run shows what it showed before
+        if done <= self.begun[0]:  # a resumed run shows what it showed before
             return
         self.calls += 1
         if self.clock is not None:
             self.clock.now += self.seconds
 
-    def judged(self, done, value, best):
-        self.judgements.append((done, value, best))
+    def judged(self, done, score, best):
+        self.judgements.append((done, score, best))
 
     def note(self, text):
         self.notes.append(text)

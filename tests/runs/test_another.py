@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 
 from laconic import zoo
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SweepConfig
-from laconic.recipes.trainings import TrainConfig
-from laconic.runs.compare import CHECKPOINT, Interrupted
-from laconic.runs.compare_run import compare, resume
+from laconic.runs.compare import CompareConfig, compare
+from laconic.runs.folder import CHECKPOINT, Interrupted, read_config
 from laconic.runs.meta_config import MetaConfig
-from laconic.runs.meta_folder import read_config
-from laconic.runs.sweep_run import resume_sweep, sweep
-from laconic.runs.train import resume_train, train
+from laconic.runs.resume import resume
+from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
+from laconic.runs.train import TrainConfig, resume_train, train
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
 from tests.runs.notes import Notes
@@ -145,4 +142,6 @@ def test_a_meta_training_from_before_deep_models_took_shorter_steps_goes_on_with
     config = MetaConfig(widest=784)
     told = {**asdict(config), "tasks": list(config.tasks), "out": str(tmp_path)}
     del told["deepest"]
-    assert read_config({"config": told}, tmp_path) == replace(config, out=tmp_path)
+    assert replace(read_config(MetaConfig, told, "a record"), out=tmp_path) == replace(
+        config, out=tmp_path
+    )

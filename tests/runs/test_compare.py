@@ -17,13 +17,13 @@ from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError
 from laconic.method import Setting, local_method
 from laconic.outer import LearnedOptimizer
-from laconic.recipes.comparisons import RECIPES, CompareConfig, command_of
-from laconic.runs import compare_run as recipe
-from laconic.runs.compare import CHECKPOINT, RECORDS, Interrupted, run_comparison
-from laconic.runs.compare_run import compare, resume
+from laconic.recipes.comparisons import RECIPES
+from laconic.runs.compare import CompareConfig, _parsed, compare, run_comparison
+from laconic.runs.folder import CHECKPOINT, Interrupted, RunFolder, command_line
+from laconic.runs.resume import resume
 from laconic.show import metrics
 from laconic.show.comparison import curves_of
-from laconic.store.runlog import RunLog, provenance
+from laconic.store.records import RECORDS, plain, provenance
 from laconic.tasks.base import plain_task
 from tests.runs.notes import Notes
 
@@ -217,13 +217,14 @@ def test_past_its_horizon_a_learned_optimizer_warns(task, tmp_path):
     watcher = Notes()
     described = {"name": "fit", "parameters": 7, "classes": None, "source": "here"}
     header = {
-        "config": recipe._json(SMALL),
+        "config": plain(SMALL),
         "command": "none",
         "task": described,
         "provenance": provenance(),
     }
-    RunLog(tmp_path / RECORDS).append("run", **header)
-    run_comparison(task, [method], Setting(2, 1, 4, 10, (0,), 5), tmp_path, observer=watcher)
+    folder = RunFolder(tmp_path)
+    folder.append("run", **header)
+    run_comparison(task, [method], Setting(2, 1, 4, 10, (0,), 5), folder, observer=watcher)
     assert any("meta-trained for 5 rounds" in note for note in watcher.notes)
 
 
@@ -406,14 +407,14 @@ def test_the_command_gives_the_config_back():
     config = _with(
         SMALL, link="100Mbit/20ms", target_loss=0.25, task="lm-bytes:context=32", out=Path("a b")
     )
-    words = shlex.split(command_of(config))
+    words = shlex.split(command_line("compare", config))
     assert words[:2] == ["laconic", "compare"]
     assert tyro.cli(CompareConfig, args=words[2:]) == config
 
 
 def test_recipes_are_valid():
     for name, (summary, config) in RECIPES.items():
-        setting, _, methods = recipe._parsed(config)
+        setting, _, methods = _parsed(config)
         assert summary
         assert len(methods) == len(config.optimizers), name
         assert setting.rounds == config.rounds

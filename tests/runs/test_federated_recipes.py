@@ -10,12 +10,13 @@ import tyro
 
 from laconic.federated.population import Federated, in_words, read_federated
 from laconic.methods import parse_method
-from laconic.recipes.comparisons import RECIPES, CompareConfig, command_of
+from laconic.recipes.comparisons import RECIPES
 from laconic.reproduce.compiling import compiled_for
-from laconic.runs.compare import RECORDS, Interrupted
-from laconic.runs.compare_run import compare, resume
+from laconic.runs.compare import CompareConfig, compare
+from laconic.runs.folder import Interrupted, command_line
 from laconic.runs.meta_train import meta_train, resume_meta_train
-from laconic.store.runlog import plain, read
+from laconic.runs.resume import resume
+from laconic.store.records import RECORDS, plain, read
 from laconic.zoo import load
 from tests.runs.meta_runs import TINY
 
@@ -44,7 +45,7 @@ def test_the_command_gives_the_config_back():
         RECIPES["federated-fmnist"][1],
         replace(SMALL, federated=Federated(7, weighting="fednova")),
     ):
-        words = shlex.split(command_of(config))
+        words = shlex.split(command_line("compare", config))
         assert "--federated.clients" in words
         assert tyro.cli(CompareConfig, args=words[2:]) == config
 

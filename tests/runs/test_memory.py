@@ -11,10 +11,11 @@ from laconic.meta.train import MetaTrainer
 from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.runs.compare import run_comparison
+from laconic.runs.folder import RunFolder
+from laconic.runs.grid import Sweep
 from laconic.runs.meta_train import meta_train
 from laconic.runs.simulate import Simulation, in_parts
-from laconic.runs.sweep import Sweep, run_sweep
-from laconic.store.runlog import RunLog
+from laconic.runs.sweep import run_sweep
 from tests.runs.meta_runs import TINY
 from tests.runs.test_compare import Notes
 from tests.runs.test_sweep import SETTING, least_squares, quick, rates
@@ -28,8 +29,8 @@ GRID = rates(0.3, 0.2, 0.1, 0.05, 0.01)
 
 
 def compared(folder, notes):
-    folder.mkdir()
-    RunLog(folder / "records.jsonl").append("run", config={"target_loss": None, "link": None})
+    folder = RunFolder(folder)
+    folder.append("run", config={"target_loss": None, "link": None})
     setting = Setting(4, 2, 8, 20, SEEDS, 10)
     return run_comparison(
         least_squares(), [parse_method("local-sgd:gamma=0.1", 4)], setting, folder, observer=notes
@@ -95,8 +96,8 @@ def test_other_failures_stay_what_they_are(tmp_path, monkeypatch):
 
 
 def swept(folder, notes, monkeypatch=None, most=0):
-    folder.mkdir()
-    RunLog(folder / "records.jsonl").append("run", grid_points=len(GRID))
+    folder = RunFolder(folder)
+    folder.append("run", grid_points=len(GRID))
     engine = Sweep(least_squares(), "local-sgd", SETTING)
     if monkeypatch is not None:
         run = engine.run

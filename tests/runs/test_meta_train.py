@@ -15,15 +15,14 @@ from laconic import zoo
 from laconic.client import LocalOptimizer
 from laconic.meta.train import MetaTrainer
 from laconic.outer.learned import LearnedOptimizer
-from laconic.recipes.comparisons import CompareConfig
 from laconic.recipes.meta_trainings import META_RECIPES
-from laconic.runs.compare import CHECKPOINT, RECORDS, Interrupted
-from laconic.runs.compare_run import compare
+from laconic.runs.compare import CompareConfig, compare
+from laconic.runs.folder import CHECKPOINT, Interrupted
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import _prepare, meta_train, resume_meta_train
 from laconic.show.meta import history
 from laconic.store import checkpoint
-from laconic.store.runlog import read
+from laconic.store.records import RECORDS, read
 from laconic.tasks.catalog import make_task
 from tests.outer.trees import QUICK, assert_close
 from tests.runs.meta_runs import TINY, Clock, Watcher, assert_same_bits, weights
@@ -80,6 +79,7 @@ def test_the_records_tell_the_whole_run(whole, by_hand):
     assert records == read(folder / RECORDS)
     run = records[0]
     assert (run["recipe"], run["command"]) == ("tiny", "laconic meta-train tiny")
+    assert run["run"] == "meta-train"
     assert run["config"] == {**asdict(TINY), "tasks": ["digits-mlp"], "out": str(folder)}
     assert len(run["sources"]) == 1
     assert {"commit", "versions", "device", "started"} <= set(run["provenance"])
@@ -138,6 +138,7 @@ def test_the_files_hold_phi(whole, by_hand):
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000
     names = {RECORDS, CHECKPOINT, "best.safetensors", "last.safetensors", "learning-curve.png"}
+    names.add("command.txt")
     assert {path.name for path in folder.iterdir()} == names
 
 
@@ -359,14 +360,14 @@ def test_a_folder_without_meta_training_cannot_go_on(tmp_path, raises_clearly):
         '{"kind": "run", "config": [], "sources": [], "provenance": {}}',
     ):
         (tmp_path / RECORDS).write_text(line + "\n")
-        with raises_clearly("no records of meta-training"):
+        with raises_clearly("no records of a meta-training"):
             resume_meta_train(tmp_path, observer=Watcher())
     other = tmp_path / "other"
     compare(
         CompareConfig(optimizers=("local-sgd",), workers=2, rounds=2, seeds=1, batch=2, out=other)
     )
     before = {path.name: path.read_bytes() for path in other.iterdir()}
-    with raises_clearly("no records of meta-training"):
+    with raises_clearly("no records of a meta-training"):
         resume_meta_train(other, observer=Watcher())
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
 
@@ -376,7 +377,7 @@ def test_a_folder_without_meta_training_cannot_go_on(tmp_path, raises_clearly):
     [
         ({"config": {"steps": "8"}}, ["steps", "wrong type"]),
         ({"config": {"tasks": "digits-mlp"}}, ["tasks", "wrong type"]),
-        ({"config": {"colour": 1}}, ["differ", "colour", "start anew"]),
+        ({"config": {"colour": 1}}, ["have colour,", "start anew"]),
         ({"sources": ["elsewhere"]}, ["was begun on ['elsewhere']", "start anew"]),
     ],
 )

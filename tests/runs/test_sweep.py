@@ -18,11 +18,12 @@ from laconic.data.feed import Resident, Streamed
 from laconic.federated.population import Federated
 from laconic.method import Setting
 from laconic.methods import METHODS, definition_of, parse_method
-from laconic.runs.compare import RECORDS, Interrupted
+from laconic.runs.folder import Interrupted, RunFolder
+from laconic.runs.grid import Outcome, Sweep
 from laconic.runs.simulate import Simulation
-from laconic.runs.sweep import Outcome, Sweep, chunks_of, run_sweep
+from laconic.runs.sweep import chunks_of, run_sweep
 from laconic.show.sweep import MEANING, RULES, Rule, kept_rounds, point_record, ranked
-from laconic.store.runlog import RunLog, plain, read
+from laconic.store.records import RECORDS, plain, read
 from laconic.tasks.base import plain_task
 from laconic.tasks.catalog import make_task
 from tests.outer.trees import QUICK
@@ -435,8 +436,9 @@ GRID = rates(*np.linspace(0.1, 0.7, 7).tolist())
 
 def run_in(folder, watcher=None, engine=None, points=GRID):
     watcher, engine = watcher or Watcher(), engine or Fake()
-    if not (folder / RECORDS).exists():
-        RunLog(folder / RECORDS).append("run", grid_points=len(points))
+    folder = RunFolder(folder)
+    if not folder.records():
+        folder.append("run", grid_points=len(points))
     return run_sweep(engine, points, folder, points_at_once=3, observer=watcher, stop=watcher.stop)  # type: ignore[arg-type]
 
 
@@ -537,9 +539,10 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     points, rule, parts, tmp_path, raises_clearly
 ):
     engine = Fake()
-    RunLog(tmp_path / RECORDS).append("run")
+    folder = RunFolder(tmp_path)
+    folder.append("run")
     with raises_clearly(*parts):
-        run_sweep(engine, points, tmp_path, rule)  # type: ignore[arg-type]
+        run_sweep(engine, points, folder, rule)  # type: ignore[arg-type]
     assert engine.chunks == []
 
 

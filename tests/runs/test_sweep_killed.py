@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.runs.killed import count, finish, kill, recorded, without_times
 
 POINTS, AT_ONCE, KILLS = 12, 2, 3

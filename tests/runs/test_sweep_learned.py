@@ -9,9 +9,8 @@ from laconic import zoo
 from laconic.local import LocalOptimizer
 from laconic.method import Setting
 from laconic.methods import definition_of
-from laconic.recipes.sweeps import SweepConfig
-from laconic.runs.sweep import Sweep
-from laconic.runs.sweep_run import sweep
+from laconic.runs.grid import Sweep
+from laconic.runs.sweep import SweepConfig, sweep
 from tests.runs.test_sweep import by_compare, curves_of, least_squares, quick
 from tests.tiny import lenient
 from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights

@@ -18,15 +18,15 @@ import tyro
 from laconic.data.feed import Resident
 from laconic.method import Setting
 from laconic.methods import METHODS, parse_method
-from laconic.recipes.comparisons import CompareConfig
-from laconic.recipes.sweeps import SWEEPS, SweepConfig
-from laconic.runs import sweep_run as recipe
-from laconic.runs.compare import RECORDS, Interrupted
-from laconic.runs.compare_run import compare
-from laconic.runs.grids import parse_grid
+from laconic.recipes.sweeps import SWEEPS
+from laconic.runs import sweep as recipe
+from laconic.runs.compare import CompareConfig, compare
+from laconic.runs.folder import Interrupted, command_line
+from laconic.runs.grid import parse_grid
 from laconic.runs.simulate import Simulation
-from laconic.runs.sweep_run import command_of, resume_sweep, sweep
+from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
 from laconic.show.sweep import setting_of
+from laconic.store.records import RECORDS
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
 
@@ -250,7 +250,7 @@ def test_the_command_gives_the_config_back():
         SWEEPS["slowmo-tenth"][1],
         replace(SMALL, rank_by="rounds", target_loss=0.2, out=Path("a b")),
     ):
-        words = shlex.split(command_of(config))
+        words = shlex.split(command_line("sweep", config))
         assert words[:2] == ["laconic", "sweep"]
         assert tyro.cli(SweepConfig, args=words[2:]) == config
 
@@ -376,7 +376,7 @@ def test_a_sweep_goes_on_only_as_it_was_begun(task, tmp_path, raises_clearly):
     with raises_clearly("workers", "wrong type"):
         resume_sweep(folder, task)
     (folder / RECORDS).write_text(text.replace('"workers": 2', '"worker": 2'))
-    with raises_clearly("worker, workers", "start anew"):
+    with raises_clearly("have worker,", "start anew"):
         resume_sweep(folder, task)
     text = text.replace('"compress": "dense", ', "")  # as before there was a choice
     (folder / RECORDS).write_text(text.replace('"python": "3', '"python": "2'))

@@ -25,7 +25,7 @@ from laconic.show.report import (
 from laconic.show.sweep import line_panel, sweep_figure
 from laconic.show.table import Table, duration
 from laconic.store.archive import record_files
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.show.made_up import usual
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -19,7 +19,7 @@ from laconic.show.page import Notes, Picture, Text
 from laconic.show.report import report_folder
 from laconic.show.sweep import sweep_figure
 from laconic.show.table import Table
-from laconic.store.runlog import read
+from laconic.store.records import read
 from tests.show.made_up import usual
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -4,7 +4,7 @@ import pytest
 
 from laconic.errors import LaconicError
 from laconic.store import archive
-from laconic.store.runlog import RunLog, read, rewrite
+from laconic.store.records import append, read, rewrite
 
 LINES = b'{"kind": "run", "x": 0.1}\n{"kind": "end"}\n'
 
@@ -31,14 +31,14 @@ def test_packed_records_read_as_the_plain_ones_and_unpack_to_the_same_bytes(pack
 def test_both_forms_are_found_by_the_plain_path(packed):
     other = packed.parents[1] / "two" / "records.jsonl"
     assert archive.records_file(other) is None
-    RunLog(other).append("run")
+    append(other, "run")
     assert archive.records_file(other) == other
     assert archive.records_file(packed) == packed.with_name("records.jsonl.xz")
     assert archive.record_files(packed.parents[1]) == [packed, other]
 
 
 def test_appending_to_packed_records_unpacks_them_first(packed):
-    RunLog(packed).append("more")
+    append(packed, "more")
     assert [record["kind"] for record in read(packed)] == ["run", "end", "more"]
     assert packed.read_bytes().startswith(LINES)
     assert [path.name for path in packed.parent.iterdir()] == ["records.jsonl"]

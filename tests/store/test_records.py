@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.store import runlog
-from laconic.store.runlog import RunLog
+from laconic.store import records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +28,16 @@ class Config:
 
 
 def test_records_come_back_in_order(tmp_path):
-    log = RunLog(tmp_path / "deep" / "run.jsonl")
-    log.append(
-        "start", seed=3, config=Config(0.1, (128, 10), Path("a/b")), note="line\nbreak \u2028 ü"
+    path = tmp_path / "deep" / "run.jsonl"
+    records.append(
+        path,
+        "start",
+        seed=3,
+        config=Config(0.1, (128, 10), Path("a/b")),
+        note="line\nbreak \u2028 ü",
     )
-    log.append("round", loss=1 / 3, accuracy=None, ok=True)
-    assert runlog.read(log.path) == [
+    records.append(path, "round", loss=1 / 3, accuracy=None, ok=True)
+    assert records.read(path) == [
         {
             "kind": "start",
             "seed": 3,
@@ -43,7 +46,7 @@ def test_records_come_back_in_order(tmp_path):
         },
         {"kind": "round", "loss": 1 / 3, "accuracy": None, "ok": True},
     ]
-    assert Path(log.path).read_bytes().count(b"\n") == 2
+    assert path.read_bytes().count(b"\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -68,8 +71,8 @@ def test_records_come_back_in_order(tmp_path):
     ],
 )
 def test_how_values_are_written(tmp_path, value, written):
-    RunLog(tmp_path / "x").append("k", v=value)
-    assert (tmp_path / "x").read_text() == f'{{"kind": "k", "v": {written}}}\n'
+    records.append(tmp_path / "x", "k", v=value)
+    assert (tmp_path / "x").read_text() == f'{{"line": 1, "kind": "k", "v": {written}}}\n'
 
 
 @pytest.mark.parametrize(
@@ -79,42 +82,44 @@ def test_values_json_cannot_hold_are_refused_before_anything_is_written(
     tmp_path, raises_clearly, value
 ):
     with raises_clearly("JSON cannot hold"):
-        RunLog(tmp_path / "x").append("k", inner={"v": [0, value]})
+        records.append(tmp_path / "x", "k", inner={"v": [0, value]})
     assert not (tmp_path / "x").exists()
 
 
 def test_an_error_names_the_field(tmp_path, raises_clearly):
     with raises_clearly("record.inner.v[1]", "object"):
-        RunLog(tmp_path / "x").append("k", inner={"v": [0, object()]})
+        records.append(tmp_path / "x", "k", inner={"v": [0, object()]})
 
 
 def test_each_record_is_synced_before_append_returns(tmp_path, monkeypatch):
     on_disk = []
     monkeypatch.setattr(os, "fsync", lambda fd: on_disk.append((tmp_path / "x").read_bytes()))
-    RunLog(tmp_path / "x").append("a")
-    RunLog(tmp_path / "x").append("b")
-    assert on_disk == [b'{"kind": "a"}\n', b'{"kind": "a"}\n{"kind": "b"}\n']
+    records.append(tmp_path / "x", "a")
+    records.append(tmp_path / "x", "b")
+    first = b'{"line": 1, "kind": "a"}\n'
+    assert on_disk == [first, first + b'{"line": 2, "kind": "b"}\n']
 
 
 def test_a_log_torn_at_any_byte_reads_and_goes_on(tmp_path):
     path = tmp_path / "x"
     for number in range(3):
-        RunLog(path).append("k", n=number, text="ü")
+        records.append(path, "k", n=number, text="ü")
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         # a line without its newline is whole exactly when only the newline is missing
         kept = sum(cut >= len(b"".join(lines[: i + 1])) - 1 for i in range(3))
-        assert [r["n"] for r in runlog.read(path)] == list(range(kept))
-        RunLog(path).append("k", n=99)
-        assert path.read_bytes() == b"".join(lines[:kept]) + b'{"kind": "k", "n": 99}\n'
+        assert [r["n"] for r in records.read(path)] == list(range(kept))
+        records.append(path, "k", n=99)
+        added = f'{{"line": {kept + 1}, "kind": "k", "n": 99}}\n'
+        assert path.read_bytes() == b"".join(lines[:kept]) + added.encode()
 
 
 def test_a_torn_line_of_zeros_or_bad_utf8_is_dropped(tmp_path):
     for tail in (b"\0\0\0", b"\xff\xfe", b"7", b"NaN", b'{"a": NaN}'):
         (tmp_path / "x").write_bytes(b'{"kind": "a"}\n' + tail)
-        assert runlog.read(tmp_path / "x") == [{"kind": "a"}]
+        assert records.read(tmp_path / "x") == [{"kind": "a"}]
 
 
 @pytest.mark.parametrize("bad", [b"", b"{", b"[1]", b"3", b'{"a": NaN}', b'{"a": 1} x', b"\xff"])
@@ -122,31 +127,30 @@ def test_a_torn_line_of_zeros_or_bad_utf8_is_dropped(tmp_path):
 def test_any_other_bad_line_is_an_error_with_its_number(tmp_path, raises_clearly, bad, after):
     (tmp_path / "x").write_bytes(b'{"kind": "a"}\n' + bad + b"\n" + after)
     with raises_clearly("line 2", str(tmp_path / "x")):
-        runlog.read(tmp_path / "x")
+        records.read(tmp_path / "x")
 
 
 def test_missing_and_unwritable_logs(tmp_path, raises_clearly):
     with raises_clearly("cannot read", str(tmp_path / "none")):
-        runlog.read(tmp_path / "none")
+        records.read(tmp_path / "none")
     with raises_clearly("cannot append", str(tmp_path)):
-        RunLog(tmp_path).append("k")
+        records.append(tmp_path, "k")
 
 
 def test_an_empty_log_has_no_records(tmp_path):
     (tmp_path / "x").write_bytes(b"")
-    assert runlog.read(tmp_path / "x") == []
+    assert records.read(tmp_path / "x") == []
 
 
 def test_a_log_rewritten_with_its_own_records_is_the_same_and_goes_on(tmp_path):
-    log = RunLog(tmp_path / "x")
     for i in range(3):
-        log.append("round", i=i, loss=1 / (i + 3), note="ü")
+        records.append(tmp_path / "x", "round", i=i, loss=1 / (i + 3), note="ü")
     before = (tmp_path / "x").read_bytes()
-    runlog.rewrite(tmp_path / "x", runlog.read(tmp_path / "x"))
+    records.rewrite(tmp_path / "x", records.read(tmp_path / "x"))
     assert (tmp_path / "x").read_bytes() == before
-    runlog.rewrite(tmp_path / "x", runlog.read(tmp_path / "x")[:1])
-    log.append("end")
-    assert runlog.read(tmp_path / "x") == [
+    records.rewrite(tmp_path / "x", records.read(tmp_path / "x")[:1])
+    records.append(tmp_path / "x", "end")
+    assert records.read(tmp_path / "x") == [
         {"kind": "round", "i": 0, "loss": 1 / 3, "note": "ü"},
         {"kind": "end"},
     ]
@@ -154,8 +158,8 @@ def test_a_log_rewritten_with_its_own_records_is_the_same_and_goes_on(tmp_path):
 
 
 def test_write_json_is_strict_and_replaces(tmp_path):
-    runlog.write_json(tmp_path / "x.json", {"old": 1})
-    runlog.write_json(
+    records.write_json(tmp_path / "x.json", {"old": 1})
+    records.write_json(
         tmp_path / "x.json",
         {"loss": np.float32(0.25), "bad": float("inf"), "c": Config(1.0, (), Path())},
     )
@@ -183,19 +187,19 @@ JSON = st.recursive(
 @settings(max_examples=50, deadline=None)
 @given(value=JSON)
 def test_json_values_are_kept_exactly(value):
-    assert json.loads(json.dumps(runlog.plain(value), allow_nan=False)) == value
+    assert json.loads(json.dumps(records.plain(value), allow_nan=False)) == value
 
 
 @settings(max_examples=100, deadline=None)
 @given(value=st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_array_values_keep_six_significant_digits(value):
-    kept = runlog.plain(np.float32(value))
+    kept = records.plain(np.float32(value))
     # half a unit of the sixth digit, and the last float64 digit of the division itself
     assert abs(kept - value) <= 5e-6 * abs(value) * (1 + 1e-12)
 
 
 def test_provenance_says_what_ran():
-    found = runlog.provenance()
+    found = records.provenance()
     devices = jax.devices()
     modules = {"jax": jax, "jaxlib": jaxlib, "optax": optax, "equinox": equinox, "numpy": np}
     assert {name: found["versions"][name] for name in modules} == {
@@ -249,19 +253,19 @@ def package(tmp_path):
 def test_the_commit_of_a_work_tree(package, monkeypatch):
     monkeypatch.setenv("LACONIC_COMMIT", "not this one")
     head = git(package, "rev-parse", "HEAD")
-    assert runlog.source_state(package) == (head, False)
+    assert records.source_state(package) == (head, False)
     (package.parent / "results.json").write_text("{}")
-    assert runlog.source_state(package) == (
+    assert records.source_state(package) == (
         head,
         False,
     )  # what a run writes beside the package does not make it dirty
     (package / "code.py").write_text("2\n")
-    assert runlog.source_state(package) == (head, True)
+    assert records.source_state(package) == (head, True)
 
 
 def test_a_new_file_makes_it_dirty(package):
     (package / "new.py").write_text("")
-    assert runlog.source_state(package) == (git(package, "rev-parse", "HEAD"), True)
+    assert records.source_state(package) == (git(package, "rev-parse", "HEAD"), True)
 
 
 def test_without_a_work_tree_of_its_own_the_environment_decides(package, tmp_path, monkeypatch):
@@ -270,18 +274,18 @@ def test_without_a_work_tree_of_its_own_the_environment_decides(package, tmp_pat
     (installed / "code.py").write_text("")
     for folder in (installed, tmp_path):
         monkeypatch.setenv("LACONIC_COMMIT", "abc123")
-        assert runlog.source_state(folder) == ("abc123", None)
+        assert records.source_state(folder) == ("abc123", None)
         monkeypatch.delenv("LACONIC_COMMIT")
-        assert runlog.source_state(folder) == (None, None)
+        assert records.source_state(folder) == (None, None)
 
 
 def test_a_git_hook_of_another_repository_does_not_mislead(package, monkeypatch):
     head = git(package, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
-    assert runlog.source_state(package) == (head, False)
+    assert records.source_state(package) == (head, False)
 
 
 def test_without_git_the_environment_decides(package, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("LACONIC_COMMIT", "abc123")
-    assert runlog.source_state(package) == ("abc123", None)
+    assert records.source_state(package) == ("abc123", None)

@@ -1,5 +1,10 @@
-"""Run logs: one strict JSON record a line, each on disk before `append` returns, and what made them
-(`provenance`)."""
+"""Files of records: one strict JSON object a line, each on disk before `append` returns, and
+`provenance`, what made them.
+
+Every record says which line of its file it is, so that a line that got lost is noticed. The number
+belongs to the file, not to the record: `append` and `rewrite` give it, `read` checks it and takes it
+off. Records from before there were numbers are read as they are.
+"""
 
 import dataclasses
 import importlib.metadata
@@ -23,67 +28,70 @@ from laconic.version import __version__
 
 Json = Any  # what `json` can write: None, bool, int, float, str, and lists and dicts of these
 
+RECORDS = "records.jsonl"  # what the file is called in a run folder
+LINE = "line"  # the number of a record in its file, from 1 on
 DIGITS = 6  # significant digits kept of array values; Python floats are kept whole
 LIBRARIES = ("jax", "jaxlib", "optax", "equinox", "numpy")
-DECISIVE = ("commit", "dirty", "versions", "device")  # what of a provenance may change results
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-@dataclasses.dataclass(frozen=True)
-class RunLog:
-    """A JSONL file with one writer, safe to append to after a crash."""
-
-    path: str | Path
-
-    def append(self, kind: str, **fields: Any) -> None:
-        """Add the record `{"kind": kind, **fields}` and sync it; a torn last line is dropped first."""
-        line = _line({"kind": kind, **fields})
-        path = Path(self.path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if (packed := archive.records_file(path)) is not None:
-                archive.unpack(packed)
-            with open(path, "ab+") as file:
-                _mend(file)
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise LaconicError(
-                f"cannot append to {path}: {error.strerror or error}. Check permissions."
-            ) from error
+def append(path: str | Path, kind: str, **fields: Any) -> None:
+    """Add the record `{"kind": kind, **fields}` and sync it; a torn last line is dropped first."""
+    path = Path(path)
+    record = plain({"kind": kind, **fields})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if (packed := archive.records_file(path)) is not None:
+            archive.unpack(packed)
+        with open(path, "ab+") as file:
+            _mend(file)
+            file.seek(0)
+            file.write(_line(file.read().count(b"\n") + 1, record))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise LaconicError(
+            f"cannot append to {path}: {error.strerror or error}. Check permissions."
+        ) from error
 
 
-def read(path: str | Path) -> list[dict[str, Json]]:
+def read(path: str | Path, gaps: bool = False) -> list[dict[str, Json]]:
     """All records. A torn last line, left by a killed writer, is skipped; any other bad line is an
-    error."""
+    error, and so is one that got lost, unless `gaps` are allowed."""
     try:
         *lines, tail = archive.read_bytes(path).split(b"\n")
     except OSError as error:
         raise LaconicError(
-            f"cannot read run log {path}: {error.strerror or error}. Check the path."
+            f"cannot read the records {path}: {error.strerror or error}. Check the path."
         ) from error
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate([*lines, tail], start=1):
         record = _parse(line)
+        if record is None and number > len(lines):
+            break
         if record is None:
             raise LaconicError(
                 f"line {number} of {path} is not a JSON object: repair or delete that line."
             )
+        if record.pop(LINE, number) != number and not gaps:
+            raise LaconicError(
+                f"line {number} of {path} was written as another line: a record before it got lost. "
+                "Put it back from a copy, or resume the run."
+            )
         records.append(record)
-    last = _parse(tail)
-    return records if last is None else [*records, last]
+    return records
 
 
 def rewrite(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Replace the log at `path` by these records, in one step."""
-    atomic.write_bytes(path, b"".join(map(_line, records)))
+    """Replace the file at `path` by these records, in one step."""
+    lines = [_line(number, plain(record)) for number, record in enumerate(records, start=1)]
+    atomic.write_bytes(path, b"".join(lines))
     Path(f"{path}.xz").unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Replace `path` by `obj` as indented strict JSON, in one step; values are made plain as in a
-    run log."""
+    """Replace `path` by `obj` as indented strict JSON, in one step; values are made plain as in
+    a record."""
     atomic.write_text(path, json.dumps(plain(obj), allow_nan=False, indent=2) + "\n")
 
 
@@ -143,14 +151,6 @@ def provenance() -> dict[str, Json]:
     }
 
 
-def changed_since(then: Mapping[str, Json] | None) -> dict[str, Json]:
-    """`provenance()` under its name where what is `DECISIVE` is no longer as it was `then`, else
-    nothing."""
-    now = provenance()
-    same = then is None or all(now[what] == then.get(what) for what in DECISIVE)
-    return {} if same else {"provenance": now}
-
-
 def source_state(package: Path) -> tuple[str | None, bool | None]:
     """(commit, dirty) of the git work tree that tracks `package`, else ($LACONIC_COMMIT or None,
     None)."""
@@ -171,8 +171,8 @@ def _rounded(value: Any) -> Json:
     return plain(value)
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(plain(record), allow_nan=False).encode() + b"\n"
+def _line(number: int, record: Mapping[str, Json]) -> bytes:
+    return json.dumps({LINE: number, **record}, allow_nan=False).encode() + b"\n"
 
 
 def _parse(line: bytes) -> dict[str, Json] | None:
@@ -181,7 +181,7 @@ def _parse(line: bytes) -> dict[str, Json] | None:
 
     try:
         record = json.loads(line.decode(), parse_constant=refuse)
-    except ValueError:  # bad UTF-8 and bad JSON alike
+    except (ValueError, RecursionError):  # bad UTF-8, bad JSON, JSON nested without end
         return None
     return record if isinstance(record, dict) else None
 
