@@ -15,7 +15,7 @@ from laconic.reproduce.registry import experiment
 from laconic.reproduce.scale import at_scale
 from laconic.show.comparison import summary_table
 from laconic.show.sweep import ranking_text
-from laconic.store.runlog import read
+from laconic.store.records import read
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

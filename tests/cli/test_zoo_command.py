@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from laconic import zoo
+from laconic.store.records import append
 from laconic.zoo.card import to_json
 from tests.cli.commands import assert_one_error, laconic
 from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
