@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from laconic.data.partition import class_counts
-from laconic.federated import Federated
 from laconic.federated.population import RUNS, Federated, draw_rows, labels_of
 from laconic.reproduce.curves import all_axes
 from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel
