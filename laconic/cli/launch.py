@@ -203,10 +203,15 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
     host, port = split_address(plan.address)
     services = {}
     if plan.entry.service:
-        flags = {"bind": with_port(config.bind, port), "heartbeat-timeout": waits.silence}
+        listen = {"bind": with_port(config.bind, port), "heartbeat-timeout": waits.silence}
         module = "laconic.engines.lighthouse"
-        services[LIGHTHOUSE] = [*PYTHON, module, *_flags(flags), "--until-eof"]
-    flags = {"join": plan.address, "engine": config.engine, "bind": config.bind, "host": host}
+        services[LIGHTHOUSE] = [*PYTHON, module, *_flags(listen), "--until-eof"]
+    flags: dict[str, Any] = {
+        "join": plan.address,
+        "engine": config.engine,
+        "bind": config.bind,
+        "host": host,
+    }
     flags |= {f.name: getattr(waits, f.name) for f in fields(waits)}
     flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
     train = shlex.split(command_line("train", plan.train))[1:]

@@ -1,5 +1,4 @@
-"""A Flower strategy that takes laconic's outer steps; clients stay as they are and need nothing of
-laconic."""
+"""A Flower strategy that takes laconic's outer steps; clients need not know of it."""
 
 from laconic.flower.strategy import LearnedStrategy
 

@@ -1,9 +1,8 @@
-"""The model that a strategy trains, as Flower carries it: named arrays, of which the outer
-optimizer moves some.
+"""The model that a strategy trains, as Flower carries it: named arrays.
 
-Statistics such as BatchNorm's running mean are no parameters: they are averaged, and whole numbers
-take the largest. Everything else goes to the outer optimizer in float32 and as [in, out] or HWIO,
-whatever the clients keep it as.
+Statistics such as BatchNorm's running mean are averaged; of whole numbers the largest is taken. All
+other arrays are parameters: the outer optimizer gets them in float32 and as [in, out] or HWIO,
+whatever the clients' own dtype and layout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +30,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """The forms of all arrays in their order, the names of those that are averaged, and how the
-    others are laid out."""
+    """The forms of all arrays in order, the names of the averaged ones, the others' layout."""
 
     forms: dict[str, Form]
     averaged: frozenset[str]
@@ -41,24 +39,23 @@ class Model:
     @classmethod
     def of(cls, arrays: Arrays, averaged: Sequence[str], layout: str) -> "Model":
         """The model that these arrays are, with `averaged` as patterns of names."""
-        check_layout(layout)
+        check_form(layout, averaged)
         forms = {name: Form(x.dtype, x.shape) for name, x in arrays.items()}
         kept = {name for name in forms if any(fnmatchcase(name, pattern) for pattern in averaged)}
         kept |= {name for name, form in forms.items() if form.dtype.kind in "iub"}
-        wrong = sorted(
-            {f.dtype.name for f in forms.values() if f.dtype.kind not in "iub"} - set(FLOATS)
-        )
+        floats = {form.dtype.name for form in forms.values() if form.dtype.kind not in "iub"}
+        wrong = sorted(floats - set(FLOATS))
         if wrong:
             raise LaconicError(
                 f"the model has arrays of {', '.join(wrong)}, which no outer step is defined for: "
-                "keep parameters as "
-                f"{', '.join(FLOATS)} and leave everything else out of the ArrayRecord."
+                f"keep parameters as {', '.join(FLOATS)} and leave everything else out of the "
+                "ArrayRecord."
             )
         if kept == set(forms):
             raise LaconicError(
                 f"of {len(forms)} initial arrays none is a parameter, so there is nothing to "
-                "train: give the model's "
-                "weights as floating-point arrays, under names that `averaged` does not match."
+                "train: give the model's weights as floating-point arrays, under names that "
+                "`averaged` does not match."
             )
         if not all_finite(arrays):
             raise LaconicError(
@@ -88,28 +85,22 @@ class Model:
         found = {}
         for name in self.learned:
             form = self.forms[name]
-            update = np.transpose(
-                updates[name], np.argsort(axis_order(len(form.shape), self.layout))
-            )
+            back = np.argsort(axis_order(len(form.shape), self.layout))
             with np.errstate(over="ignore"):
-                found[name] = (_wide(before[name]) + update).astype(form.dtype)
+                moved = _wide(before[name]) + np.transpose(updates[name], back)
+                found[name] = moved.astype(form.dtype)
         return found
 
     def _inputs_first(self, x: np.ndarray) -> np.ndarray:
+        turned = np.transpose(x, axis_order(x.ndim, self.layout))
         with np.errstate(over="ignore"):
-            return np.asarray(
-                np.transpose(x, axis_order(x.ndim, self.layout)), np.float32, order="C"
-            )
+            return np.asarray(turned, np.float32, order="C")
 
 
-def check_layout(layout: str) -> None:
-    """Refuse a layout that is not known."""
+def check_form(layout: str, averaged: Sequence[str]) -> None:
+    """Refuse an unknown layout, and a bare string, whose letters would each be a pattern."""
     if layout not in LAYOUTS:
         raise unknown("layout", layout, LAYOUTS)
-
-
-def check_patterns(averaged: Sequence[str]) -> None:
-    """Refuse a bare string, whose letters would each be a pattern."""
     if isinstance(averaged, str):
         raise LaconicError(
             f"averaged is a list of patterns of names, got the string {averaged!r}: put it in a "
@@ -123,7 +114,7 @@ def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:
 
 
 def weighted_mean(trees: Sequence[Mapping[str, np.ndarray]], weights: Sequence[float]) -> Arrays:
-    """Σ w x / Σ w of arrays by name, summed in float64; whole numbers and flags take the largest."""
+    """Σ w x / Σ w of arrays by name, in float64; of whole numbers and flags the largest."""
     total = sum(weights)
     mean = {}
     for name, first in trees[0].items():

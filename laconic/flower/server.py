@@ -1,8 +1,10 @@
-"""The server's part of a round, apart from Flower: which replies count, and the outer step on those
-that do."""
+"""The server's part of a round, apart from Flower: which outer optimizer it holds, which replies
+count, the outer step on those that do, and its checkpoint."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +12,76 @@ import jax.numpy as jnp
 import numpy as np
 
 from laconic.engines import guard
-from laconic.errors import require_positive
+from laconic.errors import LaconicError, require_positive
 from laconic.flower.model import Arrays, Model, weighted_mean
 from laconic.flower.replies import Refused, Reply
+from laconic.methods import definition_of, parse_method
 from laconic.outer import OuterOptimizer
+from laconic.store import checkpoint
+
+FLOWERS_MINIMUM = 2  # of clients to sample, unless told otherwise
+# a fraction of nodes that rounds down to nobody, so that the minimum decides how many are sampled
+NEXT_TO_NONE = 1e-9
+
+Metrics = dict[str, Any]  # numbers and lists of numbers
+History = dict[str, dict[int, Metrics]]  # metrics by round for "train", "evaluate" and "server"
+
+
+class Chosen(NamedTuple):
+    """An outer optimizer, its name, and how many clients Flower is to sample for it."""
+
+    label: str
+    outer: OuterOptimizer
+    fraction: float
+    minimum: int
+
+
+def choose(
+    optimizer: str | os.PathLike[str] | OuterOptimizer,
+    min_train_nodes: int | None,
+    fraction_train: float | None,
+) -> Chosen:
+    """An outer optimizer as `laconic compare` spells it, from a file, or as it is."""
+    if isinstance(optimizer, OuterOptimizer):
+        label, outer = "own", optimizer
+    else:
+        label, outer = _named(optimizer, min_train_nodes)
+    K = outer.workers
+    if K is None:
+        minimum = FLOWERS_MINIMUM if min_train_nodes is None else min_train_nodes
+        return Chosen(label, outer, 1.0 if fraction_train is None else fraction_train, minimum)
+    if fraction_train is not None:
+        raise LaconicError(
+            f"{label} samples exactly K = {K} clients a round: leave fraction_train out."
+        )
+    if min_train_nodes not in (None, K):
+        raise LaconicError(
+            f"{label} looks at each client's change and was made for K = {K} of them, and "
+            f"min_train_nodes says {min_train_nodes}: leave that out, or take an optimizer of the "
+            "mean such as lopt-a-general."
+        )
+    return Chosen(label, outer, NEXT_TO_NONE, K)
+
+
+def _named(
+    optimizer: str | os.PathLike[str], min_train_nodes: int | None
+) -> tuple[str, OuterOptimizer]:
+    if not isinstance(optimizer, str | os.PathLike):
+        raise LaconicError(
+            f"a {type(optimizer).__name__} is no outer optimizer: give a name, a .safetensors file "
+            "or an OuterOptimizer, which laconic.from_optax makes of any optax optimizer."
+        )
+    spec = os.fspath(optimizer)
+    name = spec.partition(":")[0]
+    # A published one has its own K, which `choose` compares; another is made for the sample.
+    found = definition_of(name, "flower").published
+    made_for = None if found is None else found.learned.workers
+    method = parse_method(spec, made_for or min_train_nodes or FLOWERS_MINIMUM)
+    if method.compressor.name != "dense":
+        raise LaconicError(
+            f"optimizer {spec!r}: Flower's clients send whole arrays; leave compress out."
+        )
+    return spec, method.outer
 
 
 class ServerState(NamedTuple):
@@ -49,8 +117,7 @@ class OuterServer:
     def judge(
         self, state: ServerState, replies: Sequence[Reply]
     ) -> tuple[list[Reply], list[Refused], ServerState]:
-        """Those replies that may count, those that may not, and the state that remembers the norms
-        of the former."""
+        """The replies that may count, those that may not, and the state with the former's norms."""
         if not replies:
             return [], [], state
         norms_K = np.array([_norm(reply.delta) for reply in replies])
@@ -60,29 +127,18 @@ class OuterServer:
         codes_K = np.where(heavy_K, guard.CODE["weight"], guard.CODE["ok"]).astype(np.int32)
         K = len(replies)
         past = guard.GuardState(state.norms_W, state.seen, jnp.zeros(K, jnp.int32))
-        verdicts_K, past = self._judge(
-            past, norms_K, np.ones(K, bool), np.ones(K, np.float32), codes_K
-        )
+        finite_K, weights_K = np.ones(K, bool), np.ones(K, np.float32)
+        verdicts_K, past = self._judge(past, norms_K, finite_K, weights_K, codes_K)
         good, bad = [], []
         for reply, norm, code in zip(replies, norms_K, np.asarray(verdicts_K), strict=True):
             if code == guard.CODE["ok"]:
                 good.append(reply)
             elif code == guard.CODE["weight"]:
-                bad.append(
-                    Refused(
-                        reply.node,
-                        "weight",
-                        f"its weight of {reply.weight:g} is far above the others'",
-                    )
-                )
+                detail = f"its weight of {reply.weight:g} is far above the others'"
+                bad.append(Refused(reply.node, "weight", detail))
             else:
-                bad.append(
-                    Refused(
-                        reply.node,
-                        "norm",
-                        f"the norm of its change, {norm:g}, is far above the usual",
-                    )
-                )
+                detail = f"the norm of its change, {norm:g}, is far above the usual"
+                bad.append(Refused(reply.node, "norm", detail))
         return good, bad, ServerState(state.outer, past.norms_W, past.seen)
 
     def step(
@@ -93,8 +149,7 @@ class OuterServer:
         replies: Sequence[Reply],
         slots: Sequence[int],
     ) -> tuple[Arrays, ServerState]:
-        """The model after a round; `slots` are the nodes that were asked. Nobody with weight:
-        nothing moves."""
+        """The model after a round; `slots` are the nodes that were asked."""
         counting = [reply for reply in replies if reply.weight > 0]
         if not counting:
             return before, state
@@ -102,9 +157,7 @@ class OuterServer:
         weights = {reply.node: reply.weight for reply in counting}
         mean = weighted_mean(list(deltas.values()), list(weights.values()))
         extra: tuple[Any, Any] = (None, None)
-        if (
-            self.outer.combine == "gather"
-        ):  # slots are in the order of node ids; empty ones are filled by the optimizer
+        if self.outer.combine == "gather":  # in the order of slots; absent ones have weight 0
             absent = {name: np.zeros_like(x) for name, x in mean.items()}
             rows = [deltas.get(node, absent) for node in slots]
             stacked = {name: np.stack([row[name] for row in rows]) for name in mean}
@@ -115,16 +168,12 @@ class OuterServer:
             after |= weighted_mean([reply.averaged for reply in counting], list(weights.values()))
         return {name: after[name] for name in model.forms}, state._replace(outer=outer)
 
-    def _step(
-        self, mean: Any, outer: Any, params: Any, worker_deltas: Any, weights_K: Any
-    ) -> tuple[Any, Any]:
-        return self.outer.tx.update(
-            mean, outer, params, worker_deltas=worker_deltas, weights=weights_K
-        )
+    def _step(self, mean: Any, state: Any, params: Any, deltas: Any, weights_K: Any) -> Any:
+        update = self.outer.tx.update
+        return update(mean, state, params, worker_deltas=deltas, weights=weights_K)
 
     def _heavy(self, weights: Sequence[float]) -> np.ndarray:
-        """Which weights are far above the median, the lower of two, so that a minority cannot raise
-        it."""
+        """Which weights are far above the lower median, which a minority cannot raise."""
         present = sorted(weight for weight in weights if weight > 0)
         usual = present[(len(present) - 1) // 2] if present else 0.0
         return np.array([weight > self.limits.weight * usual for weight in weights])
@@ -132,3 +181,82 @@ class OuterServer:
 
 def _norm(delta: Arrays) -> float:
     return float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in delta.values())))
+
+
+# --- the checkpoint -------------------------------------------------------------------------------
+
+
+class Saved(NamedTuple):
+    """A strategy after `round` rounds."""
+
+    round: int
+    arrays: Arrays
+    state: ServerState
+    history: History
+
+
+def save_round(path: Path, label: str, model: Model, saved: Saved) -> None:
+    """Replace the file; a crash leaves the old one."""
+    meta = {
+        "kind": "flower-strategy",
+        "optimizer": label,
+        "layout": model.layout,
+        "averaged": sorted(model.averaged),
+        "forms": _forms(model),
+        "round": saved.round,
+        "history": _converted(saved.history, float, float.hex),
+    }
+    checkpoint.save(path, {"model": _bytes(saved.arrays), "state": saved.state}, meta)
+
+
+def load_round(path: Path, label: str, model: Model, arrays: Arrays, state: ServerState) -> Saved:
+    """What the file holds, if it fits this optimizer and model; `arrays`, `state`: fresh ones."""
+    meta = checkpoint.peek(path)
+    if meta.get("kind") != "flower-strategy":
+        raise LaconicError(
+            f"{path} is a checkpoint of something else, not of a Flower strategy: give another "
+            "path."
+        )
+    if meta["forms"] != _forms(model):
+        have, want = meta["forms"], _forms(model)
+        wrong = sorted(name for name in {*have, *want} if have.get(name) != want.get(name))
+        both = [(n, have.get(n, "missing"), want.get(n, "missing")) for n in wrong[:3]]
+        said = [f"{name} is {there} there and {here} here" for name, there, here in both]
+        raise LaconicError(
+            f"{path} holds weights of another architecture than the initial arrays "
+            f"({'; '.join(said)}): train that model, or give another path."
+        )
+    here = {"optimizer": label, "layout": model.layout, "averaged": sorted(model.averaged)}
+    for key, value in here.items():
+        if meta[key] != value:
+            raise LaconicError(
+                f"{path} was written with {key} {meta[key]!r}, and this strategy has {value!r}: "
+                "its accumulators would mean something else. Use the same as before, or give "
+                "another path."
+            )
+    tree, _ = checkpoint.load(path, {"model": _bytes(arrays), "state": state})
+    found = {
+        name: np.asarray(tree["model"][name]).view(form.dtype).reshape(form.shape)
+        for name, form in model.forms.items()
+    }
+    past = _converted(meta["history"], str, float.fromhex)
+    history = {kind: {int(r): one for r, one in rounds.items()} for kind, rounds in past.items()}
+    return Saved(meta["round"], found, tree["state"], history)
+
+
+def _forms(model: Model) -> dict[str, Any]:
+    return {name: [form.dtype.name, list(form.shape)] for name, form in model.forms.items()}
+
+
+def _bytes(arrays: Arrays) -> Arrays:
+    """As bytes, because JAX, which reads them back, would make float32 of float64."""
+    return {name: np.ascontiguousarray(x).reshape(-1).view(np.uint8) for name, x in arrays.items()}
+
+
+def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """JSON with values of one type converted: floats as hexadecimal keep every bit, and NaN."""
+    if isinstance(value, dict):
+        return {key: _converted(item, kind, convert) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_converted(item, kind, convert) for item in value]
+    return convert(value) if isinstance(value, kind) else value

@@ -1,54 +1,103 @@
 """`LearnedStrategy`: an outer optimizer of laconic as a Flower strategy.
 
-Flower samples, sends, evaluates and counts rounds as in its own FedAvg. What is different is what
-happens to the replies: each is checked before it counts, the outer optimizer steps on Δ = W_before
-− W_after, and everything that a later round needs is on disk before it begins.
+Flower samples, sends, evaluates and counts rounds as in its own FedAvg. Only replies are treated
+differently: each is checked before it counts, the outer optimizer steps on Δ = W_before − W_after,
+and everything that a later round needs is on disk before it begins.
 """
 # pyright: reportMissingImports=false
 
-import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import final
+from statistics import median
+from typing import Any, cast, final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from laconic.errors import LaconicError
-from laconic.flower.metrics import aggregate, evaluations, tally
-from laconic.flower.model import AVERAGED, Arrays, Model, all_finite, check_layout, check_patterns
-from laconic.flower.optimizer import choose
-from laconic.flower.patience import PatientGrid, check_patience
-from laconic.flower.replies import Refused, Reply, arrays_of, read, record_of
-from laconic.flower.saved import Saved, load, new_history, save
-from laconic.flower.server import Limits, OuterServer, ServerState
+from laconic.flower import server
+from laconic.flower.model import AVERAGED, Arrays, Model, all_finite, check_form
+from laconic.flower.replies import LOG, aggregate, arrays_of, read_all, record_of, scores, tally
 from laconic.outer import OuterOptimizer
 
-LOG = logging.getLogger("flwr")  # Flower's own, so that its handlers show what is said here
+PAUSE = 0.5  # seconds between two looks for replies
+LEAST = 5.0  # seconds that every client gets, however quick the others are
 
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
+
+
+class PatientGrid:
+    """A grid that waits for late clients only `patience` times as long as the median one took.
+
+    Flower waits for a client that died until its heartbeats are missed, about a minute, or until
+    the round's timeout.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid = grid
+        self._patience = patience
+        self._clock = clock
+        self._sleep = sleep
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the other grid's."""
+        return getattr(self._grid, name)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send, and wait for all replies, or for `timeout`, or until patience is over."""
+        waiting, replies, times = set(self._grid.push_messages(messages)), [], []
+        asked, begun = len(waiting), self._clock()
+        while waiting:
+            found = list(self._grid.pull_messages(waiting))
+            spent = self._clock() - begun
+            replies += found
+            times += [spent] * len(found)
+            waiting -= {message.metadata.reply_to_message_id for message in found}
+            tired = 2 * len(times) >= asked and spent > max(LEAST, self._patience * median(times))
+            if not waiting or tired or (timeout is not None and spent >= timeout):
+                break
+            self._sleep(PAUSE)
+        return replies
 
 
 @final
 class LearnedStrategy(FedAvg):
     """An outer optimizer on the server: `LearnedStrategy("lopt-a-general")`.
 
-    optimizer:    a name of the zoo, a .safetensors file, a hand-designed one as `laconic compare` spells it
-                  ("slowmo:beta=0.9"), or an `OuterOptimizer`
-    layout:       "torch" for weights as torch.nn keeps them, [out, in] and [out, in, …], or "as-is" for [in, out]
-    averaged:     patterns of names of arrays that are no parameters: they are averaged; whole numbers always are
-    checkpoint:   a file that is replaced after every round; if it is there at the start, the run
-    goes on from it norm_limit:   how many times the usual norm a client's change may have before it
-    is dropped weight_limit: how many times the median weight of a round a client may claim before
-    it is dropped
-    patience:     how many times as long as the median client to wait for the rest; None: as Flower does, which notices
-                  a dead client after about a minute, or at the `timeout` of `start`
+    Args:
+        optimizer: a name of the zoo, a .safetensors file, a hand-designed one as `laconic compare`
+            spells it ("slowmo:beta=0.9"), or an `OuterOptimizer`.
+        layout: "torch" for weights as torch.nn keeps them, [out, in] and [out, in, …], or "as-is"
+            for [in, out].
+        averaged: patterns of names of arrays that are averaged instead of trained, as statistics
+            are; whole numbers are never trained.
+        checkpoint: a file that is replaced after every round; if it exists at the start, the run
+            resumes from it.
+        norm_limit: a client is dropped if the norm of its change is more than this many times the
+            usual one.
+        weight_limit: a client is dropped if its weight is more than this many times the round's
+            median.
+        patience: how many times as long as the median client to wait for the rest; None: as Flower
+            does, which notices a dead client after about a minute, or at the `timeout` of `start`.
 
     The other arguments are FedAvg's. An optimizer that looks at each client's change (LAgg-A)
-    samples exactly the K clients it was made for, so `fraction_train` is not for it. Dropped and
-    failed clients are counted in the metrics.
+    samples exactly the K clients it was made for, and refuses `fraction_train`. Dropped and failed
+    clients are counted in the metrics.
+
+    Example::
+
+        LearnedStrategy("lopt-a-general").start(grid, initial_arrays, num_rounds=100)
     """
 
     def __init__(
@@ -58,8 +107,8 @@ class LearnedStrategy(FedAvg):
         layout: str = "torch",
         averaged: Sequence[str] = AVERAGED,
         checkpoint: str | os.PathLike[str] | None = None,
-        norm_limit: float = Limits().norm,
-        weight_limit: float = Limits().weight,
+        norm_limit: float = server.Limits().norm,
+        weight_limit: float = server.Limits().weight,
         patience: float | None = None,
         fraction_train: float | None = None,
         fraction_evaluate: float = 1.0,
@@ -72,10 +121,13 @@ class LearnedStrategy(FedAvg):
         train_metrics_aggr_fn: Aggregate | None = None,
         evaluate_metrics_aggr_fn: Aggregate | None = None,
     ) -> None:
-        check_layout(layout)
-        check_patterns(averaged)
-        check_patience(patience)
-        chosen = choose(optimizer, min_train_nodes, fraction_train)
+        check_form(layout, averaged)
+        if patience is not None and not patience >= 1:
+            raise LaconicError(
+                "patience says how many times as long as the median client to wait, at least 1, "
+                f"got {patience}."
+            )
+        chosen = server.choose(optimizer, min_train_nodes, fraction_train)
         super().__init__(
             chosen.fraction,
             fraction_evaluate,
@@ -88,31 +140,27 @@ class LearnedStrategy(FedAvg):
             train_metrics_aggr_fn,
             evaluate_metrics_aggr_fn,
         )
-        self.label, self.layout, self.averaged, self.patience = (
-            chosen.label,
-            layout,
-            tuple(averaged),
-            patience,
-        )
+        self.label = chosen.label
+        self.layout = layout
+        self.averaged = tuple(averaged)
+        self.patience = patience
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._server = OuterServer(chosen.outer, Limits(norm_limit, weight_limit))
+        self._server = server.OuterServer(chosen.outer, server.Limits(norm_limit, weight_limit))
         self._forget()
 
     def _forget(self) -> None:
         self._model: Model | None = None
-        self._state: ServerState | None = None
+        self._state: server.ServerState | None = None
         self._before: Arrays = {}
         self._asked: list[int] = []
-        self._done, self._history = 0, new_history()
+        self._done = 0
+        self._history: server.History = {"train": {}, "evaluate": {}, "server": {}}
 
     def summary(self) -> None:
         """Log what the strategy is made of."""
         clients = self._server.outer.workers
-        LOG.info(
-            "\t├──> Outer optimizer: %s%s",
-            self.label,
-            "" if clients is None else f", {clients} clients a round",
-        )
+        sampled = "" if clients is None else f", {clients} clients a round"
+        LOG.info("\t├──> Outer optimizer: %s%s", self.label, sampled)
         LOG.info("\t├──> Checkpoint: %s", self.checkpoint or "none")
         super().summary()
 
@@ -126,12 +174,12 @@ class LearnedStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Flower's own loop over rounds; those that the checkpoint holds already pass without
-        asking anybody."""
+        """Flower's own loop over rounds; rounds in the checkpoint are not run again."""
         self._forget()
         model, state = self._begin(initial_arrays)
         if self.checkpoint is not None and self.checkpoint.exists():
-            self._resume(load(self.checkpoint, self.label, model, self._before, state), num_rounds)
+            saved = server.load_round(self.checkpoint, self.label, model, self._before, state)
+            self._resume(saved, num_rounds)
         horizon = self._server.outer.horizon
         if horizon is not None and num_rounds > horizon:
             LOG.warning(
@@ -141,12 +189,12 @@ class LearnedStrategy(FedAvg):
         def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             if server_round < self._done:
                 return self._past("server", server_round)
-            return self._note(
-                "server", server_round, evaluate_fn(server_round, arrays) if evaluate_fn else None
-            )
+            metrics = evaluate_fn(server_round, arrays) if evaluate_fn else None
+            return self._note("server", server_round, metrics)
 
         given = None if evaluate_fn is None else evaluated
-        grid = grid if self.patience is None else PatientGrid(grid, self.patience)
+        if self.patience is not None:
+            grid = cast(Grid, PatientGrid(grid, self.patience))
         return super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, given
         )
@@ -166,8 +214,7 @@ class LearnedStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Take the outer step on the replies that may count; with none that may, the model stays as
-        it is."""
+        """Take the outer step on the replies that count; without any the model stays as it is."""
         if server_round <= self._done:
             arrays = record_of(self._before) if server_round == self._done else None
             return arrays, self._past("train", server_round)
@@ -175,35 +222,30 @@ class LearnedStrategy(FedAvg):
             return None, None
         assert self._model is not None  # both are there once somebody was asked
         assert self._state is not None
-        good, bad = self._read(replies, self._model)
+        key = self.weighted_by_key
+        good, bad = read_all(replies, self._asked, self._model, self._before, key)
         good, far, state = self._server.judge(self._state, good)
         bad += far
         for one in bad:
-            LOG.warning(
-                "aggregate_train: node %d is left out: %s (%s)", one.node, one.reason, one.detail
-            )
+            LOG.warning("aggregate_train: %s", one)
         after, self._state = self._server.step(state, self._model, self._before, good, self._asked)
         self._before = self._sound(server_round, after)
         LOG.info("aggregate_train: %d of %d clients count", len(good), len(self._asked))
-        metrics = aggregate(
-            [reply.content for reply in good], self.weighted_by_key, self.train_metrics_aggr_fn
-        )
+        contents = [reply.content for reply in good]
+        metrics = aggregate(contents, key, self.train_metrics_aggr_fn)
         metrics = self._note("train", server_round, tally(metrics, self._asked, good, bad))
         if self.checkpoint is not None:
-            saved = Saved(server_round, self._before, self._state, self._history)
-            save(self.checkpoint, self.label, self._model, saved)
+            saved = server.Saved(server_round, self._before, self._state, self._history)
+            server.save_round(self.checkpoint, self.label, self._model, saved)
         return record_of(self._before), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As FedAvg does. The last round of a checkpoint is evaluated again: it was written before
-        its evaluation."""
-        return (
-            []
-            if server_round < self._done
-            else super().configure_evaluate(server_round, arrays, config, grid)
-        )
+        """As FedAvg does; a checkpoint is written before its last round is evaluated."""
+        if server_round < self._done:
+            return []
+        return super().configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -211,23 +253,21 @@ class LearnedStrategy(FedAvg):
         """As FedAvg does, without replies that could not be averaged."""
         if server_round < self._done:
             return self._past("evaluate", server_round)
-        contents, bad = evaluations(replies, self.weighted_by_key)
+        contents, bad = scores(replies, self.weighted_by_key)
         for one in bad:
-            LOG.warning(
-                "aggregate_evaluate: node %d is left out: %s (%s)", one.node, one.reason, one.detail
-            )
+            LOG.warning("aggregate_evaluate: %s", one)
         metrics = aggregate(contents, self.weighted_by_key, self.evaluate_metrics_aggr_fn)
         return self._note("evaluate", server_round, metrics)
 
-    def _begin(self, arrays: ArrayRecord) -> tuple[Model, ServerState]:
-        """Take these weights as where a round starts from; the first ones say what the model is."""
+    def _begin(self, arrays: ArrayRecord) -> tuple[Model, server.ServerState]:
+        """Start a round from these weights; the first ones define the model."""
         self._before = arrays_of(arrays)
         if self._model is None or self._state is None:
             self._model = Model.of(self._before, self.averaged, self.layout)
             self._state = self._server.init(self._model.params(self._before))
         return self._model, self._state
 
-    def _resume(self, saved: Saved, num_rounds: int) -> None:
+    def _resume(self, saved: server.Saved, num_rounds: int) -> None:
         if saved.round > num_rounds:
             raise LaconicError(
                 f"{self.checkpoint} holds {saved.round} rounds and {num_rounds} were asked for: "
@@ -236,35 +276,13 @@ class LearnedStrategy(FedAvg):
         self._done, self._before, self._state, self._history = saved
         LOG.info("Going on after round %d of %d, from %s", self._done, num_rounds, self.checkpoint)
 
-    def _read(self, replies: Iterable[Message], model: Model) -> tuple[list[Reply], list[Refused]]:
-        """The replies of the right form in the order of node ids, and the others; of one node the
-        first counts."""
-        good: dict[int, Reply] = {}
-        bad: list[Refused] = []
-        for message in replies:
-            one = read(message, model, self._before, self.weighted_by_key)
-            if message.has_error() and one.node not in self._asked:
-                # The SuperLink's own word for a node that it lost, which is counted as one that
-                # kept silent.
-                LOG.warning("aggregate_train: somebody is lost: %s", message.error.reason)
-            elif one.node not in self._asked or one.node in good:
-                bad.append(
-                    Refused(one.node, "stranger", "nobody asked it, or it has answered already")
-                )
-            elif isinstance(one, Reply):
-                good[one.node] = one
-            else:
-                bad.append(one)
-        return [good[node] for node in sorted(good)], bad
-
     def _sound(self, server_round: int, arrays: Arrays) -> Arrays:
-        """The model after a step, unless it is one from which nobody could go on."""
+        """The model after a step, refused if it is not finite."""
         if not all_finite(arrays):
             raise LaconicError(
                 f"after round {server_round} the model holds NaN or infinity, though no reply did: "
-                f"{self.label} has "
-                "diverged. Lower the clients' rate or the optimizer's own; a checkpoint still "
-                "holds the round before."
+                f"{self.label} has diverged. Lower the clients' rate or the optimizer's own; a "
+                "checkpoint still holds the round before."
             )
         return arrays
 

@@ -143,7 +143,7 @@ def test_a_node_that_the_superlink_gives_up_is_counted_once(without, caplog):
     for name, x in without[0].items():
         np.testing.assert_array_equal(result.arrays[name].numpy(), x)
     assert dict(result.train_metrics_clientapp[2]) == {**without[1][2], "clients-failed": 1}
-    assert caplog.text.count("somebody is lost: Node Unavailable") == 2
+    assert caplog.text.count("a node is lost: Node Unavailable") == 2
 
 
 def test_of_two_answers_of_one_client_the_first_counts(without):

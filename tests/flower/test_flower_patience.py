@@ -8,7 +8,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'laconi
 from flwr.app import Message
 
 from laconic.flower import LearnedStrategy
-from laconic.flower.patience import LEAST, PAUSE, PatientGrid
+from laconic.flower.strategy import LEAST, PAUSE, PatientGrid
 from tests.flower.app import waves
 from tests.flower.grids import FakeGrid, answer, fit, honest, record
 
