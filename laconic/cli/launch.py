@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -206,13 +206,8 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
         listen = {"bind": with_port(config.bind, port), "heartbeat-timeout": waits.silence}
         module = "laconic.engines.lighthouse"
         services[LIGHTHOUSE] = [*PYTHON, module, *_flags(listen), "--until-eof"]
-    flags: dict[str, Any] = {
-        "join": plan.address,
-        "engine": config.engine,
-        "bind": config.bind,
-        "host": host,
-    }
-    flags |= {f.name: getattr(waits, f.name) for f in fields(waits)}
+    flags: dict[str, Any] = {"join": plan.address, "engine": config.engine}
+    flags |= {"bind": config.bind, "host": host, **vars(waits)}
     flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
     train = shlex.split(command_line("train", plan.train))[1:]
     given = [*_flags(flags), "--json", "--until-eof", "--", *train]
