@@ -75,7 +75,9 @@ class LearnedOuter(torch.optim.Optimizer):
         architecture, theta, self.card = file.read(file.locate(optimizer))
         self._phi = Phi(architecture, theta, tile)
         self._on_nonfinite = on_nonfinite
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "layout": layout})
+        self._digest = file.digest_of(architecture, theta)
+        own = {"lr": lr, "weight_decay": weight_decay, "layout": layout, "optimizer": self._digest}
+        super().__init__(params, own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with options of their own if given; refuse what the step is not defined
@@ -143,7 +145,8 @@ class LearnedOuter(torch.optim.Optimizer):
                 self.state[p][key] = value.detach().to(p.device, copy=True) if is_tensor else value
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = {"card": self.card, "_phi": self._phi, "_on_nonfinite": self._on_nonfinite}
+        names = ("card", "_phi", "_on_nonfinite", "_digest")
+        ours = {name: getattr(self, name) for name in names}
         return {
             **super().__getstate__(),
             **ours,
@@ -246,6 +249,12 @@ class LearnedOuter(torch.optim.Optimizer):
     def _check_state(self, given: dict[str, Any]) -> None:
         """Refuse accumulators of other shapes before anything is taken over; torch itself refuses
         other groups."""
+        owners = {group.get("optimizer", self._digest) for group in given["param_groups"]}
+        if owners - {self._digest}:
+            raise LaconicError(
+                f"the state belongs to another learned optimizer than {self.card.name}: load it "
+                "into the one it was saved with, or start anew."
+            )
         layouts = [
             (i, group.get("layout", "torch"))
             for group in given["param_groups"]

@@ -6,11 +6,12 @@ it. Nothing here needs JAX, so that every adapter reads by these same checks.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,16 @@ def read(path: Path) -> Opened:
     contents = _unseal(path)
     architecture, card = _meta_of(contents.meta, path)
     return Opened(architecture, _weights_of(contents, architecture, path), card)
+
+
+def digest_of(architecture: Architecture, theta: Mapping[str, Any]) -> str:
+    """The sha256 of all that decides the steps: φ, and what differs from the defaults."""
+    own = asdict(architecture)
+    told = {f.name: own[f.name] for f in fields(architecture) if own[f.name] != f.default}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name in sorted(theta):
+        digest.update(name.encode() + np.ascontiguousarray(theta[name]).tobytes())
+    return digest.hexdigest()
 
 
 def read_meta(path: Path) -> tuple[Architecture, Card]:

@@ -1,10 +1,10 @@
 """A published optimizer in JAX: φ as arrays, the architecture that it serves and its card."""
 
-import hashlib
-import json
 import os
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,7 @@ import optax
 from laconic.errors import LaconicError
 from laconic.local import LocalOptimizer
 from laconic.outer.base import OuterOptimizer
+from laconic.outer.guarded import guarded
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.zoo import file
 from laconic.zoo.card import Card
@@ -35,12 +36,7 @@ class Published:
     @property
     def sha256(self) -> str:
         """The hash of all that decides its steps: φ, and what differs from the default options."""
-        own = asdict(self.learned)
-        told = {f.name: own[f.name] for f in fields(self.learned) if own[f.name] != f.default}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-        for name in sorted(self.theta):
-            digest.update(name.encode() + np.ascontiguousarray(self.theta[name]).tobytes())
-        return digest.hexdigest()
+        return file.digest_of(self.learned, self.theta)
 
     @property
     def recommended_local(self) -> LocalOptimizer:
@@ -58,13 +54,32 @@ class Published:
         )
 
     def optax(
-        self, scale: float = 1.0, weight_decay: float = 0.0
+        self,
+        scale: float | Callable[[Any], Any] = 1.0,
+        weight_decay: float = 0.0,
+        on_nonfinite: str = "skip",
     ) -> optax.GradientTransformationExtraArgs:
         """The same as an optax optimizer: `update(mean_delta, state, params)`.
 
         lagg-a and lagg need the keyword `worker_deltas` as well, with leaves [K, …].
+
+        Args:
+          scale: multiplies every step; a number, or an optax schedule of rounds, which multiplies
+            the weight decay too.
+          weight_decay: the share of each parameter that a round subtracts, decoupled.
+          on_nonfinite: at NaN, infinity or numbers whose squares overflow, "skip" the round, which
+            the state's `skipped` counts, or "raise" an error.
+
+        Returns:
+          An optax transformation. Its state is refused by every other learned optimizer.
+
+        Example:
+          >>> tx = load("lopt-a-fmnist").optax(scale=optax.linear_schedule(1.0, 0.1, 500))
+          >>> state = tx.init({"w": jnp.zeros((2, 3))})
         """
-        return self.outer(scale, weight_decay).tx
+        varies = callable(scale)
+        tx = self.outer(1.0 if varies else scale, weight_decay).tx
+        return guarded(tx, self.sha256, on_nonfinite, scale if varies else None)
 
     def check_workers(self, K: int) -> None:
         """Refuse a number of workers that it cannot serve."""

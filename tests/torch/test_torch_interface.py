@@ -86,6 +86,21 @@ def test_a_pre_hook_may_change_what_is_loaded(pair, tmp_path):
     assert {state["round"] for state in other.outer.state.values()} == {7}
 
 
+def test_a_state_belongs_to_its_optimizer(raises_clearly):
+    param = parameter()
+    param.grad = torch.ones_like(param)
+    outer = LearnedOuter([param], "lopt-a-general")
+    outer.step()
+    other = LearnedOuter([parameter()], "lopt-a-fmnist")
+    with raises_clearly("belongs to another learned optimizer than lopt-a-fmnist"):
+        other.load_state_dict(outer.state_dict())
+    assert not other.state
+    saved = outer.state_dict()
+    for group in saved["param_groups"]:
+        del group["optimizer"]  # as states were saved before they said whose they are
+    other.load_state_dict(saved)
+
+
 def test_state_for_another_model_is_refused_and_nothing_taken(pair, tmp_path, raises_clearly):
     pair.step(0)
     other = Pair(LOPT_A, tmp_path, {**SMALL, "kernel": (3, 3, 4, 7)}, torch.float32)
