@@ -1,4 +1,4 @@
-"""A grid of one family's hyper-parameters on one task, as one compiled program.
+"""A grid of one method's hyper-parameters on one task, as one compiled program.
 
 `vmap` over seeds and over a chunk of grid points, `scan` over rounds of `communication_round`.
 Hyper-parameters are traced numbers and every chunk has the same shape (the last is padded), so the
@@ -20,11 +20,12 @@ import numpy as np
 from laconic.compress import DENSE, Compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError
-from laconic.federated.population import RUNS, Population, draw_population, settle
-from laconic.method import Point, Setting
+from laconic.federated.population import Population, draw_population
+from laconic.method import Method, Point, Setting
 from laconic.methods import definition_of
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.runs.measure import all_finite, heldout_metrics
+from laconic.runs.simulate import keys_of, population_for
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
@@ -45,41 +46,30 @@ class Outcome(NamedTuple):
 
 
 class Sweep:
-    """One family on one task, ready to run chunks of points, `setting.evaluate_every` rounds at a
-    time.
-
-    `compressor` is that of the workers' messages, the same for every point.
-    """
+    """One method on one task, ready to run chunks of points; all points share the compressor."""
 
     def __init__(self, task: Task, method: str, setting: Setting, compressor: Compressor = DENSE):
         self.definition = definition_of(method, "sweep")
-        if self.definition.published is not None:
-            self.definition.published.check_workers(setting.workers)
+        client, outer = self.definition.build(setting.workers, {})  # checks K
         if not isinstance(task.feed, Resident):
             raise LaconicError(
                 f"{task.name} streams its data, but the points of a sweep share draws from "
                 "resident data."
             )
-        self.task, self.method, self.setting, self.compressor = (
-            jax.device_put(task),
-            method,
-            setting,
-            compressor,
-        )
-        self.plan, self._populations = None, {}
-        if setting.federated.active:
-            self.plan, found = settle(
-                setting.federated, task, setting.workers, setting.batch, RUNS, setting.seeds
-            )
-            self._populations = {"population_S": jax.device_put(found)}
-        self._start, self._look = jax.jit(self._init), jax.jit(self._seen)
+        self.task = jax.device_put(task)
+        self.method = method
+        self.setting = setting
+        self.compressor = compressor
+        default = Method(method, client, outer, compressor)
+        self.plan, self._population = population_for(task, default, setting)
+        self._start = jax.jit(self._init)
+        self._look = jax.jit(self._seen)
         self._advance = jax.jit(self._segment, static_argnames="length")
 
     def _parts(self, task: Task, numbers: Any) -> tuple[Simulated, Server]:
         client, outer = self.definition.build(self.setting.workers, numbers)
-        return Simulated(client(task), self.compressor), Server(
-            outer, share_of_clients=1.0 if self.plan is None else self.plan.share
-        )
+        share = 1.0 if self.plan is None else self.plan.share
+        return Simulated(client(task), self.compressor), Server(outer, share_of_clients=share)
 
     def _init(self, task: Task, numbers_P: Any, keys_S: jax.Array) -> RoundState:
         def one(key: jax.Array, numbers: Any) -> RoundState:
@@ -91,17 +81,16 @@ class Sweep:
     def _items(self, task: Any, state: RoundState, population: Population | None) -> Any:
         if self.plan is not None and population is not None:
             return draw_population(self.plan, population, state)
-        return draw_items(
-            task.feed, state, self.setting.workers, self.setting.local_steps, self.setting.batch
-        )
+        sizes = (self.setting.workers, self.setting.local_steps, self.setting.batch)
+        return draw_items(task.feed, state, *sizes)
 
     def _segment(
         self,
         task: Any,
         numbers_P: Any,
         state_SP: RoundState,
+        population_S: Population | None,
         length: int,
-        population_S: Population | None = None,
     ) -> tuple[RoundState, jax.Array]:
         def one_point(
             numbers: Any, state: RoundState, items_C: Any
@@ -117,23 +106,19 @@ class Sweep:
         def one_seed(
             state_P: RoundState, population: Population | None
         ) -> tuple[RoundState, jax.Array]:
-            now = state_P._replace(
-                key=state_P.key[0], round=state_P.round[0]
-            )  # the same for every point of a seed
+            # key and round are the same for every point of a seed
+            now = state_P._replace(key=state_P.key[0], round=state_P.round[0])
             rounds_C = now.round + jnp.arange(length)
-            items_C = jax.vmap(lambda r: self._items(task, now._replace(round=r), population))(
-                rounds_C
-            )
+            draw = lambda r: self._items(task, now._replace(round=r), population)
+            items_C = jax.vmap(draw)(rounds_C)
             return jax.vmap(one_point, in_axes=(0, 0, None))(numbers_P, state_P, items_C)
 
         return jax.vmap(one_seed)(state_SP, population_S)
 
     def _seen(self, task: Task, state_SP: RoundState) -> dict[str, jax.Array]:
         def one(state: RoundState) -> dict[str, jax.Array]:
-            return {
-                "finite": all_finite(state.shared),
-                **heldout_metrics(task, state.shared, "valid"),
-            }
+            valid = heldout_metrics(task, state.shared, "valid")
+            return {"finite": all_finite(state.shared), **valid}
 
         return jax.vmap(jax.vmap(one))(state_SP)
 
@@ -147,21 +132,19 @@ class Sweep:
         padded = [*points, *[points[-1]] * (size - len(points))]
         names = self.definition.named_in(points[0])
         numbers_P = {name: jnp.asarray([p[name] for p in padded], jnp.float32) for name in names}
-        state = self._start(
-            self.task, numbers_P, jnp.stack([jax.random.key(seed) for seed in self.setting.seeds])
-        )
-        segments, done = [], 0
+        state = self._start(self.task, numbers_P, keys_of(self.setting.seeds))
+        segments = []
+        done = 0
         for length in self.setting.chunks:
             state, losses_SPC = self._advance(
-                self.task, numbers_P, state, length=length, **self._populations
+                self.task, numbers_P, state, self._population, length=length
             )
             segments.append(np.asarray(losses_SPC)[:, : len(points)])
             done += length
             if tick is not None:
                 tick(done, _lowest(segments[-1]))
-        seen = {
-            name: np.asarray(x).T[: len(points)] for name, x in self._look(self.task, state).items()
-        }
+        looked = self._look(self.task, state)
+        seen = {name: np.asarray(x).T[: len(points)] for name, x in looked.items()}
         curves_PST = np.moveaxis(np.concatenate(segments, axis=2), 0, 1)
         bad = np.logical_or.accumulate(~np.isfinite(curves_PST), axis=2)
         return Outcome(np.where(bad, np.float32(np.nan), curves_PST), seen.pop("finite"), seen)
@@ -174,7 +157,7 @@ def _lowest(losses_SPC: np.ndarray) -> float:
     return float(finite.min()) if finite.size else math.nan
 
 
-# --- grids as text ---------------------------------------------------------------------------------
+# --- grids as text --------------------------------------------------------------------------------
 
 
 def parse_grid(texts: Sequence[str]) -> list[Point]:

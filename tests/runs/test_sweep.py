@@ -218,7 +218,7 @@ def test_a_diverged_point_is_kept_and_touches_no_other(local):
 def test_a_curve_that_came_back_from_infinity_stays_out(local, monkeypatch):
     losses = np.ones((2, 1, 4), np.float32)
     losses[0, 0, 1] = np.inf
-    monkeypatch.setattr(local, "_advance", lambda task, numbers, state, length: (state, losses))
+    monkeypatch.setattr(local, "_advance", lambda *arguments, length: (arguments[2], losses))
     curves = local.run(rates(0.3), 1).curves
     assert np.isfinite(curves[0, 0]).tolist() == [True] + [False] * 11
     assert np.isfinite(curves[0, 1]).all()
@@ -246,7 +246,7 @@ def test_the_points_of_a_seed_share_one_gather_of_the_data(local):
         numbers,
         jax.eval_shape(lambda: jax.random.split(jax.random.key(0))),
     )
-    program = jax.make_jaxpr(local._segment, static_argnums=3)(local.task, numbers, state, 4)
+    program = jax.make_jaxpr(local._segment, static_argnums=4)(local.task, numbers, state, None, 4)
     assert max(gathered(program.jaxpr)) == 2 * 2 * 8 * 5  # S·K·B examples of 5 features, and no P
 
 
