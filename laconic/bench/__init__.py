@@ -1,2 +1,1 @@
-"""What `laconic bench` measures: the server's step, its overhead, meta-training and the round, each
-as a record."""
+"""What `laconic bench` measures: server steps, their overhead, meta-training and rounds."""

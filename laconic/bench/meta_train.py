@@ -1,7 +1,6 @@
 """How fast meta-training is: communication rounds a second in outer steps of PES.
 
-An outer step unrolls pairs × 2 × truncation rounds; medians of several timings, compilation left
-out.
+An outer step unrolls pairs × 2 × truncation rounds; medians of timings, without compilation.
 """
 
 import statistics
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 import jax
 
-from laconic.bench.clock import Tick
+from laconic.bench.timing import Tick
 from laconic.errors import require_positive, require_some
 from laconic.local import LocalOptimizer
 from laconic.meta.problem import Inner
@@ -22,8 +21,7 @@ from laconic.tasks.catalog import make_task
 
 @dataclass(frozen=True)
 class MetaTrainConfig:
-    """Communication rounds a second in meta-training; without an accelerator the defaults are
-    smaller."""
+    """Communication rounds a second in meta-training; on a CPU the defaults are smaller."""
 
     task: str = "fmnist-mlp2"
     """The task, as `laconic tasks` lists it."""
@@ -52,11 +50,9 @@ class MetaTrainConfig:
         suited = {"pairs": 2 if slow else 8, "truncation": 5 if slow else 50}
         suited |= {"repeats": 3 if slow else 5, "steps": 1 if slow else 10}
         given = {name: getattr(self, name) for name in suited}
-        require_positive(**{name: value for name, value in given.items() if value is not None})
-        return replace(
-            self,
-            **{name: suited[name] if value is None else value for name, value in given.items()},
-        )
+        given = {name: value for name, value in given.items() if value is not None}
+        require_positive(**given)
+        return replace(self, **{**suited, **given})
 
 
 def measure(config: MetaTrainConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
@@ -79,13 +75,13 @@ def measure(config: MetaTrainConfig, tick: Tick = lambda name: None) -> dict[str
             tick(architecture)
     finally:
         jax.config.update("jax_default_matmul_precision", before)
-    rest = {
+    return {
         "precision": config.precision,
         "inner": asdict(inner),
         "pairs": outer.pairs,
         "truncation": outer.truncation,
+        "figures": figures,
     }
-    return {**rest, "figures": figures}
 
 
 def time_one(
@@ -93,12 +89,8 @@ def time_one(
 ) -> dict[str, float]:
     """Median seconds of an outer step over `repeats` timings of `steps` steps each."""
     K = inner.workers if architecture.startswith("lagg") else None
-    trainer = MetaTrainer(
-        [make_task(inner.task)],
-        LearnedOptimizer(architecture, K, output_scale=0.01),
-        [inner],
-        outer,
-    )
+    learned = LearnedOptimizer(architecture, K, output_scale=0.01)
+    trainer = MetaTrainer([make_task(inner.task)], learned, [inner], outer)
     state = trainer.start(0)
     began = time.perf_counter()
     state, progress = trainer.advance(state)

@@ -1,11 +1,9 @@
-"""What a server step adds to local training: the paper's table of times, for any task of the
-catalog.
+"""What a server step adds to local training: the paper's table of times, for any task.
 
-One worker's time on one device. A round of H local steps takes H·(forward and backward, SGD's
-update) and the server's step. Each part is timed by itself, over and over: the median of the last
-40 of 50 steps, and of that the median over 3 restarts from its first state; a round's time is H
-times the one plus the other. As a round of ours is one program on the device, so is a call here of
-several steps, whose mean time stands for each of them.
+One worker's time on one device. A round takes H local steps (forward, backward, SGD's update) and a
+server step. Each part is timed by itself: the median of the last 40 of 50 steps, then the median
+over 3 restarts from its first state. A round is one program on the device, so a call here takes
+several steps; their mean counts for each.
 """
 
 import math
@@ -19,11 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from laconic.bench.clock import Step, Tick, compiled
+from laconic.bench.timing import Step, Tick, compiled
 from laconic.data.feed import Streamed, count_rows
 from laconic.errors import LaconicError, require_positive, require_some
 from laconic.outer.average import average
-from laconic.outer.base import OuterOptimizer, outer_step
+from laconic.outer.base import outer_step
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
 from laconic.tasks.base import Task, count_parameters
@@ -62,20 +60,22 @@ class OverheadConfig:
     @property
     def at_once(self) -> int:
         """`inner`, or what suits the platform; no more than the steps there are."""
-        return min(
-            self.inner or (1 if jax.default_backend() == "cpu" else 5), self.last, self.steps
-        )
+        suited = 1 if jax.default_backend() == "cpu" else 5
+        return min(self.inner or suited, self.last, self.steps)
 
     def check(self) -> None:
         """Refuse what cannot be measured."""
         require_some(local_steps=self.local_steps)
         require_positive(
-            batch=self.batch, workers=self.workers, rate=self.rate, restarts=self.restarts
+            batch=self.batch,
+            workers=self.workers,
+            rate=self.rate,
+            restarts=self.restarts,
+            steps=self.steps,
+            last=self.last,
+            local_steps=min(self.local_steps),
+            inner=1 if self.inner is None else self.inner,
         )
-        require_positive(
-            steps=self.steps, last=min(self.last, self.steps), local_steps=min(self.local_steps)
-        )
-        require_positive(inner=1 if self.inner is None else self.inner)
         Tuning(precision=self.precision).check()
 
 
@@ -85,11 +85,10 @@ def measure(
     known: Mapping[str, float] | None = None,
     keep: Callable[[str, float], None] = lambda name, seconds: None,
 ) -> dict[str, Any]:
-    """Figures by method and H: seconds of a local step with its share of the server's, over those
-    of local SGD.
+    """Figures by method and H: seconds of a local step and its share of the server's step.
 
-    Parts of `known` seconds are not timed again; `keep` is told those of each other one, and may
-    raise to stop.
+    Parts whose seconds are `known` are not timed again; `keep` is called with the others as they
+    are measured, and may raise to stop.
     """
     config.check()
     task = jax.device_put(make_task(config.task))
@@ -131,11 +130,9 @@ def figures(config: OverheadConfig, took: Mapping[str, float]) -> dict[str, dict
 
 
 def _one(step: Step, config: OverheadConfig, tick: Callable[[], None]) -> float:
-    """The median of the last steps of one start; the first state is copied, as calls use theirs up."""
-    state, times = (
-        jax.block_until_ready(step.call(jax.tree.map(jnp.copy, step.state), *step.rest)),
-        [],
-    )
+    """The median of the last steps of one start; calls donate their state, so it is copied."""
+    times = []
+    state = jax.block_until_ready(step.call(jax.tree.map(jnp.copy, step.state), *step.rest))
     for _ in range(math.ceil(config.steps / step.inner)):
         begin = time.perf_counter()
         state = jax.block_until_ready(step.call(state, *step.rest))
@@ -157,34 +154,29 @@ def _batch(task: Task, batch: int) -> Any:
     return feed.take(feed.sample(jax.random.key(1), (batch,)))
 
 
-def _loss_and_gradient(task: Task) -> Callable[..., Any]:
-    return jax.value_and_grad(task.loss, has_aux=True)
-
-
 def _gradient(task: Task, config: OverheadConfig) -> Step:
     """Forward and backward alone; the gradient is the state, so that none of it can be left out."""
     params, model_state = task.init(jax.random.key(0))
 
     def step(gradient: Any, params: Any, model_state: Any, batch: Any) -> Any:
         del gradient
-        return _loss_and_gradient(task)(params, model_state, batch, jax.random.key(2))[1]
+        gradient_of = jax.value_and_grad(task.loss, has_aux=True)
+        return gradient_of(params, model_state, batch, jax.random.key(2))[1]
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return compiled(
-        step, zeros, params, model_state, _batch(task, config.batch), inner=config.at_once
-    )
+    zeros, batch = jax.tree.map(jnp.zeros_like, params), _batch(task, config.batch)
+    return compiled(step, zeros, params, model_state, batch, inner=config.at_once)
 
 
 def _local(task: Task, config: OverheadConfig) -> Step:
     """A local step of plain SGD."""
 
     def step(state: Any, batch: Any) -> Any:
-        (_, aux), gradient = _loss_and_gradient(task)(*state, batch, jax.random.key(2))
+        gradient_of = jax.value_and_grad(task.loss, has_aux=True)
+        (_, aux), gradient = gradient_of(*state, batch, jax.random.key(2))
         return jax.tree.map(lambda p, g: p - config.rate * g, state[0], gradient), aux.model_state
 
-    return compiled(
-        step, task.init(jax.random.key(0)), _batch(task, config.batch), inner=config.at_once
-    )
+    first, batch = task.init(jax.random.key(0)), _batch(task, config.batch)
+    return compiled(step, first, batch, inner=config.at_once)
 
 
 def _server(task: Task, name: str, config: OverheadConfig) -> Step:
@@ -192,21 +184,15 @@ def _server(task: Task, name: str, config: OverheadConfig) -> Step:
     K = config.workers
     params = task.init(jax.random.key(0))[0]
     mean = jax.tree.map(lambda p: 0.01 * jnp.ones_like(p), params)
-    deltas = (
-        jax.tree.map(lambda d: jnp.broadcast_to(d, (K, *d.shape)) + 0.0, mean)
-        if name == "lagg-a"
-        else None
-    )
-    outer = _outer(name, config)
+    deltas, outer = None, average()
+    if name != "local-sgd":
+        learned = LearnedOptimizer(name, K if name == "lagg-a" else None)
+        theta = learned.init(jax.random.key(0))
+        outer = learned(theta, tuning=Tuning(precision=config.precision))
+    if name == "lagg-a":
+        deltas = jax.tree.map(lambda d: jnp.broadcast_to(d, (K, *d.shape)) + 0.0, mean)
 
     def step(both: Any, mean: Any, deltas: Any) -> Any:
         return outer_step(outer, mean, both[1], both[0], worker_deltas=deltas)
 
     return compiled(step, (params, outer.tx.init(params)), mean, deltas, inner=config.at_once)
-
-
-def _outer(name: str, config: OverheadConfig) -> OuterOptimizer:
-    if name == "local-sgd":
-        return average()
-    learned = LearnedOptimizer(name, config.workers if name == "lagg-a" else None)
-    return learned(learned.init(jax.random.key(0)), tuning=Tuning(precision=config.precision))

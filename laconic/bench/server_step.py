@@ -1,18 +1,17 @@
-"""Server steps on real models' shapes: learned ones and AdamW, against what memory traffic alone
-would take."""
+"""Server steps on the shapes of real models: learned ones and AdamW, against memory traffic."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from laconic.bench.clock import Step, Tick, bandwidth, compiled, medians
-from laconic.bench.models import MODELS
+from laconic.bench.timing import Step, Tick, bandwidth, compiled, medians
 from laconic.errors import LaconicError, require_positive, require_some, unknown
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import PATHS, LearnedOptimizer
@@ -33,12 +32,66 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "sum_programs": (600, 1200),
     "sum_warps": (4, 8),
 }
-TUNED_ON = [
-    (768, 2304),
-    (768, 768),
-    (768, 3072),
-    (3072, 768),
-] * 5  # of a transformer: no tensor fills a large GPU
+# A transformer's tensors, none of which fills a large GPU.
+TUNED_ON = [(768, 2304), (768, 768), (768, 3072), (3072, 768)] * 5
+
+Shapes = list[tuple[int, ...]]
+
+
+class Model(NamedTuple):
+    """A model by the shapes of its tensors, and a line about it."""
+
+    summary: str
+    shapes: Shapes
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers they hold."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+
+def mlp(sizes: tuple[int, ...]) -> Shapes:
+    """Weights and biases of a multi-layer perceptron."""
+    return [shape for n_in, n_out in pairwise(sizes) for shape in ((n_in, n_out), (n_out,))]
+
+
+def transformer(layers: int, width: int) -> Shapes:
+    """Transformer blocks: two norms, joint q, k, v, projection, an MLP four times as wide."""
+    block = [(width,)] * 4 + [(width, 3 * width), (3 * width,), (width, width), (width,)]
+    return (block + mlp((width, 4 * width, width))) * layers + [(width,)] * 2
+
+
+def vit(layers: int, width: int, patch: int, tokens: int, classes: int) -> Shapes:
+    """A vision transformer: patches, class token, positions, blocks, head."""
+    stem = [(patch * patch * 3, width), (width,), (1, 1, width), (1, tokens, width)]
+    return stem + transformer(layers, width) + mlp((width, classes))
+
+
+def gpt(layers: int, width: int, vocabulary: int, context: int) -> Shapes:
+    """A decoder whose head is its embedding."""
+    return [(vocabulary, width), (context, width), *transformer(layers, width)]
+
+
+def resnet(blocks: tuple[int, ...], classes: int) -> Shapes:
+    """A bottleneck ResNet: kernels as [height, width, in, out], two vectors a BatchNorm, head."""
+    conv = lambda k, n_in, n_out: [(k, k, n_in, n_out), (n_out,), (n_out,)]
+    shapes, channels = conv(7, 3, 64), 64
+    for stage, count in enumerate(blocks):
+        inner = 64 << stage
+        for i in range(count):
+            shapes += conv(1, channels, inner) + conv(3, inner, inner) + conv(1, inner, 4 * inner)
+            shapes += conv(1, channels, 4 * inner) if i == 0 else []
+            channels = 4 * inner
+    return shapes + mlp((channels, classes))
+
+
+MODELS: dict[str, Model] = {
+    "mlp": Model("2-layer MLP on 28 × 28 images", mlp((784, 128, 128, 10))),
+    "matrix": Model("one 3162 × 3162 matrix, for comparisons between machines", [(3162, 3162)]),
+    "resnet50": Model("ResNet-50 with 1000 classes", resnet((3, 4, 6, 3), 1000)),
+    "vit-b": Model("ViT-B/16 with 1000 classes", vit(12, 768, 16, 197, 1000)),
+    "gpt2-medium": Model("GPT-2 medium", gpt(24, 1024, 50257, 1024)),
+}
 
 
 @dataclass(frozen=True)
@@ -76,36 +129,30 @@ class ServerStepConfig:
     def check(self) -> None:
         """Refuse what is unknown before anything is compiled."""
         require_some(sizes=self.sizes, steppers=self.steppers)
-        for what, given, known in (
-            ("size", self.sizes, MODELS),
-            ("stepper", self.steppers, STEPPERS),
-            ("path", (self.path,), PATHS),
-        ):
-            for name in given:
-                if name not in known:
-                    raise unknown(what, name, known)
-        require_positive(
-            workers=self.workers,
-            repeats=self.repeats,
-            inner=1 if self.inner is None else self.inner,
-        )
+        given = [("size", size, MODELS) for size in self.sizes]
+        given += [("stepper", stepper, STEPPERS) for stepper in self.steppers]
+        for what, name, known in [*given, ("path", self.path, PATHS)]:
+            if name not in known:
+                raise unknown(what, name, known)
+        inner = 1 if self.inner is None else self.inner
+        require_positive(workers=self.workers, repeats=self.repeats, inner=inner)
         for tuning in (self.tuning, *(self.tuning._replace(precision=p) for p in self.precisions)):
             tuning.check()
         compiled = not self.tuning.interpret
-        given = {
+        asked = {
+            "--tune": self.tune,
             "--path passes": self.path == "passes" and compiled,
             "--precisions": self.precisions and compiled,
         }
-        for words, asked in {"--tune": self.tune, **given}.items():
-            if asked and jax.default_backend() != "gpu":
+        for words, is_asked in asked.items():
+            if is_asked and jax.default_backend() != "gpu":
                 raise LaconicError(
                     f"{words} is for GPU kernels, and JAX sees no GPU here; leave it out."
                 )
 
 
 def bytes_moved(stepper: str, K: int) -> int:
-    """Bytes a parameter that a float32 step reads and writes at least, its passes being what they
-    are.
+    """Bytes a parameter that a float32 step reads and writes at least.
 
     AdamW: Δ, W, m, v in, W, m, v out. A learned step: Δ for the row and column means; Δ, W, m₁₋₃, v
     (and K deltas) for the second moments of the features; the same again for the MLP, and W, m₁₋₃,
@@ -116,7 +163,7 @@ def bytes_moved(stepper: str, K: int) -> int:
 
 
 def measure(config: ServerStepConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
-    """Figures by size and stepper: seconds, ratio to AdamW, share of the memory floor, temporaries."""
+    """Figures by size and stepper: seconds, ratio to AdamW, share of memory floor, temporaries."""
     config.check()
     rate = bandwidth()
     tuning, tried = tuned(config, tick) if config.tune else (config.tuning, {})
@@ -125,38 +172,25 @@ def measure(config: ServerStepConfig, tick: Tick = lambda name: None) -> dict[st
         shapes = MODELS[size].shapes
         steps = dict(_steps(config, shapes, tuning))
         took = medians(steps, config.repeats, lambda name, size=size: tick(f"{size}: {name}"))
+        parameters = MODELS[size].parameters
         for name, seconds in took.items():
-            figures[f"{size} {name}"] = _figures(
-                config, name, seconds, took, MODELS[size].parameters, steps, rate
-            )
+            least = bytes_moved(name.split(" ")[0], config.workers)
+            temporary = steps[name].temporary_bytes
+            per_parameter = None if temporary is None else temporary / parameters
+            figures[f"{size} {name}"] = {
+                "seconds": seconds,
+                "parameters": parameters,
+                "ratio_to_adamw": seconds / took["adamw"] if "adamw" in took else None,
+                "bytes_per_parameter": least,
+                "share_of_memory_floor": least * parameters / rate / seconds,
+                "temporary_bytes_per_parameter": per_parameter,
+            }
     found = {"bandwidth_bytes_per_second": rate, "tuning": tuning._asdict(), "figures": figures}
     return found | ({"tried": tried} if tried else {})
 
 
-def _figures(
-    config: ServerStepConfig,
-    name: str,
-    seconds: float,
-    took: Any,
-    parameters: int,
-    steps: Any,
-    rate: float,
-) -> dict[str, Any]:
-    least = bytes_moved(name.split(" ")[0], config.workers)
-    temporary = steps[name].temporary_bytes
-    return {
-        "seconds": seconds,
-        "parameters": parameters,
-        "ratio_to_adamw": seconds / took["adamw"] if "adamw" in took else None,
-        "bytes_per_parameter": least,
-        "share_of_memory_floor": least * parameters / rate / seconds,
-        "temporary_bytes_per_parameter": None if temporary is None else temporary / parameters,
-    }
-
-
 def tuned(config: ServerStepConfig, tick: Tick) -> tuple[Tuning, dict[str, float]]:
-    """The fastest cut for a LOpt-A step by the passes, one knob after another; the seconds of all
-    cuts too."""
+    """The fastest tuning of a LOpt-A step by the passes, knob by knob, and all seconds."""
     best, tried = config.tuning, {}
 
     def time_of(tuning: Tuning) -> float:
@@ -167,10 +201,8 @@ def tuned(config: ServerStepConfig, tick: Tick) -> tuple[Tuning, dict[str, float
                     "lopt-a", TUNED_ON, 1, "passes", config.accumulators, tuning, config.steps
                 )
                 tried[name] = medians({name: step}, 3, tick)[name]
-            except (
-                jax.errors.JaxRuntimeError
-            ):  # more registers or shared memory than there are: null in the record
-                tried[name] = math.inf
+            except jax.errors.JaxRuntimeError:  # too many registers or too much shared memory
+                tried[name] = math.inf  # null in the record
         return tried[name]
 
     for knob, values in KNOBS.items():
@@ -194,7 +226,8 @@ def _steps(
 
 def adamw_step(shapes: Sequence[tuple[int, ...]], inner: int) -> Step:
     """One step of optax's AdamW, parameters and state in place."""
-    tx, (params, delta) = optax.adamw(1e-3), (_tensors(shapes, seed) for seed in (1, 2))
+    tx = optax.adamw(1e-3)
+    params, delta = _tensors(shapes, 1), _tensors(shapes, 2)
 
     def step(both: Any, delta: Any) -> Any:
         updates, state = tx.update(delta, both[1], both[0])
@@ -217,9 +250,9 @@ def learned_step(
     theta = learned.init(jax.random.key(0))
     outer = learned(theta, path=path, accumulators=accumulators, tuning=tuning)
     params, mean = _tensors(shapes, 1), _tensors(shapes, 2)
-    deltas = (
-        [jnp.stack([d * (1 + k / K) for k in range(K)]) for d in mean] if learned.gathers else None
-    )
+    deltas = None
+    if learned.gathers:
+        deltas = [jnp.stack([d * (1 + k / K) for k in range(K)]) for d in mean]
     take = outer.step
     assert take is not None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tyro
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from laconic.bench import meta_train, overhead, record, round, server_step
+from laconic.bench import meta_train, overhead, round, server_step, timing
 from laconic.cli.console import err, out, say, say_examples, table
 from laconic.errors import unknown
 
@@ -76,7 +76,7 @@ def run_bench(argv: Sequence[str]) -> int:
         raise unknown("benchmark", argv[0], BENCHMARKS)
     name, chosen = argv[0], BENCHMARKS[argv[0]]
     options = _options(chosen.config, argv[1:], f"laconic bench {name}", chosen.summary)
-    earlier = None if options.output.compare is None else record.load_record(options.output.compare)
+    earlier = None if options.output.compare is None else timing.load_record(options.output.compare)
     with _spinner() as shown:
         line = shown.add_task(f"{name}: compiling …", total=None, count=0)
         done: list[str] = []
@@ -86,9 +86,9 @@ def run_bench(argv: Sequence[str]) -> int:
             shown.update(line, description=f"{name}: {what}", count=len(done))
 
         found = chosen.measure(options.config, tick)
-    made = record.make_record(name, dataclasses.asdict(options.config), found)
+    made = timing.make_record(name, dataclasses.asdict(options.config), found)
     _show(made)
-    for path in record.save(options.output.out, made):
+    for path in timing.save(options.output.out, made):
         say(f"{path.suffix[1:] + ':':<6} {path.resolve()}")
     return 0 if earlier is None else _compare(made, earlier)
 
@@ -157,18 +157,18 @@ def _number(value: Any) -> str:
 
 
 def _compare(made: dict[str, Any], earlier: dict[str, Any]) -> int:
-    found = record.compare(made, earlier)
+    found = timing.compare(made, earlier)
     rows = [
         [n, _milliseconds(a), _milliseconds(b), f"{b / a:.2f}×", verdict]
         for n, a, b, verdict in found
     ]
     title = f"against {earlier.get('commit') or 'the record'}"
     out.print(table(["", "ms before", "ms now", "ratio", ""], rows, title))
-    for what, before, now in record.different(made, earlier):
+    for what, before, now in timing.different(made, earlier):
         say(f"note: {what} was {before} and is {now}.")
     slower = [name for name, _, _, verdict in found if verdict == "slower"]
     if slower:
         say(f"slower: {', '.join(slower)}")
         return 1
-    say(f"nothing got more than {record.TOLERANCE:.0%} slower.")
+    say(f"nothing got more than {timing.TOLERANCE:.0%} slower.")
     return 0

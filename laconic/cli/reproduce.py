@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
-from laconic.bench.clock import Tick
+from laconic.bench.timing import Tick
 from laconic.cli.console import (
     LiveBars,
     StopFlag,

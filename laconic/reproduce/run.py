@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from laconic.bench.clock import Tick
+from laconic.bench.timing import Tick
 from laconic.bench.overhead import PARTS
 from laconic.errors import LaconicError
 from laconic.reproduce.amend import amend

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from laconic.bench.clock import Tick
+from laconic.bench.timing import Tick
 from laconic.bench.overhead import METHODS, PARTS, OverheadConfig, measure
 from laconic.errors import LaconicError
 from laconic.reproduce.experiment import Experiment, TimingPanel

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.bench import clock, overhead, record, server_step
+from laconic.bench import overhead, server_step, timing
 from laconic.bench.meta_train import MetaTrainConfig
-from laconic.bench.models import MODELS
+from laconic.bench.server_step import MODELS
 from laconic.cli.bench import BENCHMARKS, EXAMPLES, _options
 from laconic.data.feed import Streamed
 from laconic.outer.kernels import Tuning
@@ -26,7 +26,7 @@ from tests.cli.commands import assert_one_error, laconic
 def small(monkeypatch):
     """A model small enough to be measured in a test."""
     monkeypatch.setitem(MODELS, "small", MODELS["mlp"]._replace(shapes=[(8, 6), (6,)]))
-    monkeypatch.setattr(clock, "LEAST", 0.0)
+    monkeypatch.setattr(timing, "LEAST", 0.0)
     monkeypatch.setattr(server_step, "bandwidth", lambda: 2e9)
 
 
@@ -110,16 +110,16 @@ def test_comparing_takes_a_figure_as_the_same_within_five_percent(raises_clearly
         "figures": {n: {"seconds": s} for n, s in seconds.items()},
     }
     old, new = made(a=1.0, b=1.0, c=1.0, gone=1.0), made(a=1.04, b=1.06, c=0.9, new=1.0)
-    assert [row[3] for row in record.compare(new, old)] == ["same", "slower", "faster"]
+    assert [row[3] for row in timing.compare(new, old)] == ["same", "slower", "faster"]
     with raises_clearly("'round'", "'overhead'"):
-        record.compare(new | {"benchmark": "overhead"}, old)
+        timing.compare(new | {"benchmark": "overhead"}, old)
     with raises_clearly("no figure in common"):
-        record.compare(made(x=1.0), old)
+        timing.compare(made(x=1.0), old)
     (tmp_path / "other.json").write_text("[1]")
     with raises_clearly("other.json", "figures"):
-        record.load_record(tmp_path / "other.json")
+        timing.load_record(tmp_path / "other.json")
     with raises_clearly("missing.json"):
-        record.load_record(tmp_path / "missing.json")
+        timing.load_record(tmp_path / "missing.json")
 
 
 def test_what_was_not_the_same_is_told(small, capfd, tmp_path, standard_promotion):
@@ -156,7 +156,7 @@ def test_a_record_without_seconds_is_refused(raises_clearly, tmp_path, figure):
         json.dumps({"benchmark": "round", "figures": {"adamw": figure}})
     )
     with raises_clearly("odd.json", "'adamw'"):
-        record.load_record(tmp_path / "odd.json")
+        timing.load_record(tmp_path / "odd.json")
 
 
 def test_a_stream_of_other_batches_is_not_timed(raises_clearly):
@@ -252,7 +252,7 @@ def timed(monkeypatch, durations, config, inner=1):
         clock_now[0] += next(left)
         return state + 1
 
-    return overhead._one(clock.Step(call, 0, (), None, inner), config, lambda: None)
+    return overhead._one(timing.Step(call, 0, (), None, inner), config, lambda: None)
 
 
 def test_the_last_calls_count(monkeypatch):
@@ -262,7 +262,7 @@ def test_the_last_calls_count(monkeypatch):
 
 def test_every_restart_begins_from_the_first_state():
     seen, config = [], overhead.OverheadConfig(steps=2, last=1)
-    step = clock.compiled(lambda x: x + 1.0, jnp.zeros(3))
+    step = timing.compiled(lambda x: x + 1.0, jnp.zeros(3))
     watched = step._replace(call=lambda x: seen.append(float(x[0])) or step.call(x))
     for _ in range(2):
         overhead._one(watched, config, lambda: None)
@@ -271,12 +271,12 @@ def test_every_restart_begins_from_the_first_state():
 
 def test_the_clock_takes_medians_of_chained_calls(monkeypatch):
     seen = []
-    step = clock.compiled(lambda x: x + 1.0, jnp.zeros(3))
+    step = timing.compiled(lambda x: x + 1.0, jnp.zeros(3))
     watched = step._replace(call=lambda x: seen.append(float(x[0])) or step.call(x))
-    monkeypatch.setattr(clock, "LEAST", 0.0)
-    assert clock.medians({"one": watched}, 3)["one"] > 0
+    monkeypatch.setattr(timing, "LEAST", 0.0)
+    assert timing.medians({"one": watched}, 3)["one"] > 0
     assert seen == [0.0, 1.0, 2.0, 3.0, 4.0]  # each call takes what the last one gave
-    assert clock.compiled(lambda x: x + 1.0, jnp.zeros(3), inner=4).call(jnp.zeros(3))[0] == 4.0
+    assert timing.compiled(lambda x: x + 1.0, jnp.zeros(3), inner=4).call(jnp.zeros(3))[0] == 4.0
 
 
 def test_a_cut_that_does_not_compile_is_not_chosen(monkeypatch):
@@ -358,7 +358,7 @@ def test_a_call_of_several_steps_counts_as_their_mean(monkeypatch):
 
 def test_what_the_state_does_not_change_is_worked_out_in_every_step():
     """A product of the rest alone stays in the loop's body: none is left before it."""
-    step = clock.compiled(
+    step = timing.compiled(
         lambda x, w: (w @ w)[0] + 0.0 * x, jnp.zeros(8), jnp.ones((8, 8)), inner=3
     )
     entry = step.call.as_text().split("ENTRY")[1]
