@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -26,6 +27,7 @@ from rich.table import Table
 from laconic.errors import unknown
 from laconic.runs.folder import Interrupted, Observer
 
+LINE_SECONDS = 10.0  # between two lines of a log about the same thing
 Config = TypeVar("Config")
 Outcome = tuple[Path, list[dict[str, Any]]]  # a run's folder and its records
 
@@ -200,6 +202,38 @@ def timing_bar() -> Progress:
     return Progress(
         *columns, TextColumn("{task.fields[what]}", markup=False), TimeElapsedColumn(), console=err
     )
+
+
+class LiveDisplay:
+    """Shows `render()` live at the bottom of a terminal; in a log, only what is printed."""
+
+    def __init__(self, console: Console, clock: Callable[[], float]):
+        self.console = console
+        self.clock = clock
+        self.said_at = clock()  # when a log had its last line
+        self._live: Live | None = None
+
+    def render(self) -> RenderableType:
+        """What is shown now."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, get_renderable=self.render)
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave what is shown as it is; what is printed next comes below it."""
+        if self._live is not None:
+            self._live.stop()
+
+    def due(self) -> bool:
+        """Whether a log should have another line."""
+        return not self.console.is_terminal and self.clock() - self.said_at >= LINE_SECONDS
 
 
 class StopFlag:

@@ -17,16 +17,15 @@ from typing import Any
 import jax
 import tyro
 from rich.console import Console, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from laconic.cli.console import StopFlag, err, out, say
+from laconic.cli.console import LiveDisplay, StopFlag, err, out, say
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.train import print_outcome, shared_config
-from laconic.cli.worker import LINE_SECONDS, split_words
+from laconic.cli.worker import Connection, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
-from laconic.engines.registry import EngineEntry, Waits, engine_entry
+from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
 from laconic.runs.folder import RunFolder, command_line
@@ -58,7 +57,7 @@ Nothing listens beyond this machine unless --bind says so."""
 
 
 @dataclass(frozen=True)
-class LaunchConfig:
+class LaunchConfig(Connection):
     """Workers as processes."""
 
     workers: int | None = None
@@ -66,21 +65,11 @@ class LaunchConfig:
     here: int | None = None
     """How many of them to start on this machine; the others join with `laconic worker`. By default
     all."""
-    engine: str = "torchft"
-    """What connects the workers: torchft, or jax-distributed, which is not fault tolerant."""
-    bind: str = "127.0.0.1"
-    """The address to listen on; 0.0.0.0 is every one of this machine."""
     port: int = 0
     """The port where the workers meet; 0: any free one."""
-    host: str = ""
-    """The address at which other machines reach this one, if it is not --bind."""
-    waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     restarts: int | None = None
     """How often each worker is restarted after it died; by default 3, and 0 with
     jax-distributed."""
-    token_file: Path | None = None
-    """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN, or
-    a new one."""
 
 
 @dataclass(frozen=True)
@@ -139,22 +128,16 @@ def run_launch(argv: Sequence[str]) -> int:
     return 0
 
 
-def check_real_workers(config: TrainConfig) -> None:
-    """Refuse a training that several processes cannot carry out."""
-    method, setting = parts_of(config)
-    K, _ = method.budget(setting.workers, setting.local_steps)
-    if K != config.workers:
-        raise LaconicError(
-            f"{config.optimizer} is one worker by its nature: train it alone, with laconic train."
-        )
-
-
 def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
     """Decide everything and check it, before anything is started."""
     if config.workers is not None and config.workers < 1:
         raise LaconicError(f"workers must be positive, got {config.workers}.")
     train, resumed = shared_config(words, config.workers)
-    check_real_workers(train)
+    method, setting = parts_of(train)
+    if method.budget(setting.workers, setting.local_steps)[0] != train.workers:
+        raise LaconicError(
+            f"{train.optimizer} is one worker by its nature: train it alone, with laconic train."
+        )
     if config.here is not None and not 1 <= config.here <= train.workers:
         raise LaconicError(
             f"--here is how many of the {train.workers} workers start on this machine, got "
@@ -310,7 +293,7 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:.2f}" if count < 1e8 else f"{count / 1e6:.0f}"
 
 
-class LaunchDisplay:
+class LaunchDisplay(LiveDisplay):
     """Shows what the workers write: in a terminal a live table below their logs, else lines."""
 
     def __init__(
@@ -321,23 +304,10 @@ class LaunchDisplay:
         console: Console = err,
         clock: Callable[[], float] = time.monotonic,
     ):
+        super().__init__(console, clock)
         self.workers = {name: WorkerRow() for name in workers}
         self.rounds = rounds
         self.title = title
-        self.console = console
-        self._clock = clock
-        self._said_at = clock()
-        live = Live(console=console, get_renderable=self.render)
-        self._live = live if console.is_terminal else None
-
-    def __enter__(self) -> "LaunchDisplay":
-        if self._live is not None:
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def take(self, line: Line) -> None:
         """Take in a line: a worker's JSON is for the table, anything else is shown as it is."""
@@ -400,8 +370,8 @@ class LaunchDisplay:
 
     def tick(self) -> None:
         """In a log, print the summary every ten seconds."""
-        if self._live is None and self._clock() - self._said_at >= LINE_SECONDS:
-            self._said_at = self._clock()
+        if self.due():
+            self.said_at = self.clock()
             self.console.print(Text(self.summary()))
 
 

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from laconic.cli.console import (
+    LiveDisplay,
     StopFlag,
     err,
     go_on,
@@ -39,7 +39,6 @@ EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLUMNS = 60  # of the sparkline
 WINDOW = 50  # outer steps that the meta-loss shown is a mean of
-LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def sparkline(values: Sequence[float], width: int = COLUMNS) -> str:
     return "".join(block(m) if math.isfinite(m) else " " for m in means)
 
 
-class MetaDisplay(Observer):
+class MetaDisplay(LiveDisplay, Observer):
     """Shows meta-training: meta-loss and its course, speed, time left, and the best φ so far.
 
     In a terminal that is a live panel, in a log a line every ten seconds.
@@ -164,31 +163,15 @@ class MetaDisplay(Observer):
     def __init__(
         self, title: str, console: Console = err, clock: Callable[[], float] = time.monotonic
     ):
+        super().__init__(console, clock)
         self.title = title
-        self.console = console
-        self.clock = clock
         self.steps: int | None = None
         self.done = self.first = self.rounds_per_step = 0
         self.losses: list[float] = []
         self.norm = math.nan
         self.best: tuple[float, int] | None = None
-        self.begun = self.line_at = clock()
+        self.begun = clock()
         self.compiled: tuple[float, int] | None = None  # when the first step was done, its number
-        live = Live(console=console, get_renderable=self.render)
-        self._live = live if console.is_terminal else None
-
-    def __enter__(self) -> "MetaDisplay":
-        if self._live is not None:
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the panel as it is; what is printed next comes below it."""
-        if self._live is not None:
-            self._live.stop()
 
     # --- called by the run
 
@@ -207,7 +190,7 @@ class MetaDisplay(Observer):
         if self.compiled is None and done > self.first:
             self.compiled = self.clock(), done
             self._line()
-        elif self.clock() - self.line_at >= LINE_SECONDS:
+        elif self.due():
             self._line()
 
     def judged(self, done: int, score: float, best: bool) -> None:
@@ -263,8 +246,8 @@ class MetaDisplay(Observer):
 
     def _line(self) -> None:
         """A line for a log, which shows no panel."""
-        self.line_at = self.clock()
-        if self._live is None and self.steps is not None:
+        self.said_at = self.clock()
+        if not self.console.is_terminal and self.steps is not None:
             where = f"outer step {self.done:,}/{self.steps:,}"
             say(f"{self.title}: {', '.join([where, *self.facts(), *self.times()])}", self.console)
 

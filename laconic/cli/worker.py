@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import tyro
 
-from laconic.cli.console import StopFlag, err, say
+from laconic.cli.console import LINE_SECONDS, StopFlag, err, say
 from laconic.cli.hosts import need_token
 from laconic.cli.train import print_outcome, shared_config
 from laconic.engines.address import (
@@ -34,7 +34,7 @@ from laconic.runs.train import work, worker_folder
 from laconic.runs.train_log import finish, missing_ends
 from laconic.store.records import plain
 
-LINE_SECONDS, END_SECONDS = 10.0, 20.0
+END_SECONDS = 20.0  # to wait for the other workers' last records
 DESCRIPTION = """\
 Train as one worker of several processes, on this machine or many. Say after -- what all of them
 train:
@@ -48,7 +48,23 @@ its checkpoint and catches up from a peer."""
 
 
 @dataclass(frozen=True)
-class WorkerConfig:
+class Connection:
+    """How the workers of a training are connected."""
+
+    engine: str = "torchft"
+    """What connects the workers: torchft, or jax-distributed, which is not fault tolerant."""
+    token_file: Path | None = None
+    """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN;
+    laconic launch makes a new one if that is not set."""
+    bind: str = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 is every one of this machine."""
+    host: str = ""
+    """The address at which others reach this machine, if it is not --bind."""
+    waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
+
+
+@dataclass(frozen=True)
+class WorkerConfig(Connection):
     """One process of a training."""
 
     join: str | None = None
@@ -56,17 +72,8 @@ class WorkerConfig:
     it."""
     worker: int | None = None
     """Which worker this is, from 0 on; by default what SLURM or torchrun say."""
-    engine: str = "torchft"
-    """What connects the workers: torchft, or jax-distributed, which is not fault tolerant."""
-    token_file: Path | None = None
-    """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN."""
-    bind: str = "127.0.0.1"
-    """The address to listen on; 0.0.0.0 is every one of this machine."""
-    host: str = ""
-    """The address at which the others reach this process, if it is not --bind."""
     port: int | None = None
     """The port where the workers meet, instead of the one that SLURM or torchrun give."""
-    waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     compiled: Path | None = None
     """A folder for compiled programs, shared by the workers of a machine: one compiles, the others
     wait for it."""

@@ -93,7 +93,7 @@ def test_help_names_flags_and_recipes(capfd):
     ("argv", "parts"),
     [
         (["slomo"], ["unknown recipe", "Did you mean 'slowmo'?"]),
-        (["--method", "lopt-a"], ["unknown method of a sweep"]),
+        (["--method", "lopt-a"], ["lopt-a cannot be swept", "published"]),
         (["--grid", "gamma=0"], ["gamma must be positive"]),
         (["--rank-by", "rounds"], ["target loss"]),
         (["--resume", "nowhere"], ["nothing to resume"]),
