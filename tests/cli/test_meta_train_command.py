@@ -103,8 +103,8 @@ def test_the_example_is_a_command():
         (["lopt-a-digits", *FLAGS, "--out", "."], ["not empty", "Choose another --out"]),
         (["lopt-a-digits", *FLAGS, "--out", "/dev/null/run"], ["cannot write"]),
         (["--resume", "nowhere"], ["nothing to resume"]),
-        (["--resume", "."], ["no records of meta-training"]),
-        (["--resume", ".", "--minutes", "1"], ["no records of meta-training"]),
+        (["--resume", "."], ["no records of a meta-training"]),
+        (["--resume", ".", "--minutes", "1"], ["no records of a meta-training"]),
     ],
 )
 def test_errors_are_one_line_and_overwrite_nothing(argv, parts, capfd, tmp_path, monkeypatch):
@@ -156,8 +156,8 @@ def test_missing_data_says_which_file_goes_where(capfd, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkeypatch):
     class Display(command.MetaDisplay):
-        def progress(self, done, losses, norms):
-            super().progress(done, losses, norms)
+        def progress(self, label, done, loss, norm=None):
+            super().progress(label, done, loss, norm)
             if done == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -220,8 +220,8 @@ def test_minutes_too_few_are_an_error_and_minutes_used_up_are_not(capfd, tmp_pat
     clock, folder = Clock(), tmp_path / "run"
 
     class Display(command.MetaDisplay):
-        def progress(self, done, losses, norms):
-            super().progress(done, losses, norms)
+        def progress(self, label, done, loss, norm=None):
+            super().progress(label, done, loss, norm)
             clock.now += 40
 
     monkeypatch.setattr("laconic.runs.meta_train.time", clock)

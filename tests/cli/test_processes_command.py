@@ -29,8 +29,8 @@ STOPPED = """
 import os, signal, sys
 from laconic.cli import main, meta_train
 class Display(meta_train.MetaDisplay):
-    def progress(self, done, losses, norms):
-        super().progress(done, losses, norms)
+    def progress(self, label, done, loss, norm=None):
+        super().progress(label, done, loss, norm)
         if done == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 meta_train.MetaDisplay = Display
