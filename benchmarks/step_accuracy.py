@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file 
 
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
-from laconic.outer.products import PRECISIONS
+from laconic.outer.perceptron import PRECISIONS
 from laconic.store.records import provenance
 from tests.outer.cases import Case, step
 

@@ -11,11 +11,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A unit is a module or folder of the package. It may import its own layer and those above it in
 # this list.
 LAYERS = [
-    {"errors", "version", "units"},
+    {"errors", "version", "device"},
     {"architecture", "local"},
     {"data"},
     {"tasks"},
-    {"client", "compress", "largest", "outer"},
+    {"client", "compress", "outer"},
     {"workers"},
     {"round"},
     {"federated"},

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from laconic.bench.timing import Step, Tick, compiled
 from laconic.data.feed import Streamed, count_rows
 from laconic.errors import LaconicError, require_positive, require_some
-from laconic.outer.average import average
 from laconic.outer.base import outer_step
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import LearnedOptimizer
+from laconic.outer.momentum import average
 from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import make_task
 

@@ -1,16 +1,11 @@
-"""Outer optimizers: what the server does with the workers' deltas. One file each, one line each
-below."""
+"""Outer optimizers: what the server does with the workers' deltas. `OUTER` names them all."""
 
 import jax
 
-from laconic.outer.average import average
-from laconic.outer.base import Entry, OuterOptimizer, from_optax
-from laconic.outer.fedavgm import fedavgm
+from laconic.outer.base import Entry, OuterOptimizer, by_name, from_optax
 from laconic.outer.fedopt import fedadagrad, fedadam, fedyogi
 from laconic.outer.learned import LearnedOptimizer
-from laconic.outer.named import by_name
-from laconic.outer.nesterov import nesterov
-from laconic.outer.slowmo import slowmo
+from laconic.outer.momentum import average, fedavgm, nesterov, slowmo
 
 
 def _untrained(architecture: str) -> Entry:

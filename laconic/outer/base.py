@@ -1,5 +1,5 @@
-"""What an outer optimizer is: an optax transformation that reads Δ as a gradient, and what it needs
-of the round."""
+"""What an outer optimizer is: an optax transformation that takes Δ for a gradient, and what it
+needs of the round."""
 
 import inspect
 from collections.abc import Callable
@@ -7,16 +7,39 @@ from typing import Any, Literal, NamedTuple
 
 import optax
 
+from laconic.errors import LaconicError, unknown
+
+# Optimizers of optax that need more than gradients and a rate (a loss, a random key, no scalars)
+# and cannot take an outer step, and one that optax has replaced.
+_LEFT_OUT = {
+    "lbfgs",
+    "polyak_sgd",
+    "optimistic_gradient_descent",
+    "rprop",
+    "noisy_sgd",
+    "optimistic_adam",
+    "sm3",
+}
+
 
 class OuterOptimizer(NamedTuple):
-    """`tx.update(mean_delta, state, params, *, worker_deltas=None, weights=None)`: optax's own
-    convention.
+    """What the server does with the workers' deltas: W ← W − step(Δ).
 
-    combine: "gather" if it needs `worker_deltas` (leaves [K, …]) beside the mean
-    workers: the K it was made for; None for any
-    horizon: the rounds it was meta-trained for; None if it has no such limit
-    step:    as `tx.update`, but gives the new parameters instead of their change, which saves a pass over memory; it
-             belongs to this very `tx`, so who wraps `tx` leaves it out
+    Args:
+        tx: an optax transformation whose update is called as `tx.update(mean_delta, state, params,
+            *, worker_deltas=None, weights=None)`.
+        combine: "gather" if it needs `worker_deltas` (leaves [K, …]), otherwise "mean".
+        workers: the K it was made for; None for any.
+        horizon: the rounds it was meta-trained for; None if it has no such limit.
+        step: as `tx.update`, but it returns the new parameters instead of their change, which saves
+            a pass over memory. It belongs to this `tx`: leave it out when you wrap `tx`.
+
+    Example:
+        >>> import optax
+        >>> from laconic import OuterOptimizer
+        >>> outer = OuterOptimizer(optax.with_extra_args_support(optax.sgd(0.7, momentum=0.9)))
+        >>> outer.combine
+        'mean'
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -35,8 +58,7 @@ def outer_step(
     worker_deltas: Any = None,
     weights: Any = None,
 ) -> tuple[Any, Any]:
-    """The parameters and the state after one step: by the optimizer's own `step` if it has one,
-    else by `tx`."""
+    """Parameters and state after one step, by the optimizer's own `step` if any, else by `tx`."""
     if outer.step is not None:
         return outer.step(mean_delta, state, params, worker_deltas=worker_deltas, weights=weights)
     updates, state = outer.tx.update(
@@ -46,18 +68,57 @@ def outer_step(
 
 
 def from_optax(tx: optax.GradientTransformation) -> OuterOptimizer:
-    """Any optax optimizer as an outer optimizer on the mean Δ."""
+    """Any optax optimizer as an outer optimizer on the mean Δ.
+
+    Args:
+        tx: an optax optimizer; it sees Δ = W_before − W_after in the place of a gradient.
+
+    Returns:
+        An `OuterOptimizer` for any number of workers.
+
+    Example:
+        >>> import optax
+        >>> from laconic import from_optax
+        >>> diloco = from_optax(optax.sgd(0.7, momentum=0.9, nesterov=True))
+    """
     return OuterOptimizer(optax.with_extra_args_support(tx))
 
 
-class Entry(NamedTuple):
-    """A registry line: how to make it (keyword hyper-parameters with defaults) and one line for
-    people.
+def optax_names() -> list[str]:
+    """The optimizers of the installed optax that need a learning rate and nothing else."""
+    found = []
+    for name in dir(optax):
+        make = getattr(optax, name)
+        private = name.startswith(("_", "scale_", "inject_"))
+        if private or name in _LEFT_OUT or not inspect.isfunction(make):
+            continue
+        parameters = inspect.signature(make).parameters
+        needed = {
+            n for n, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+        }
+        if "learning_rate" in parameters and needed <= {"learning_rate"}:
+            found.append(name)
+    return found
 
-    row:  its options as a row of the tables, as in "gamma=0.1,rate=0.01", gamma being the rate of
-          SGD workers under it; with one it is a method by its own name, in comparisons, in sweeps
-          and in every table of the experiments grid: what a sweep of it tries unless told
-          otherwise, as in ("gamma=0.3,0.1", "rate=0.01,0.001")
+
+def by_name(name: str = "adam", learning_rate: float = 1e-3) -> OuterOptimizer:
+    """`optax.<name>(learning_rate)`."""
+    if name not in optax_names():
+        raise unknown("optax optimizer", name, optax_names())
+    if not learning_rate > 0:
+        raise LaconicError(f"the learning rate of {name} must be positive, got {learning_rate}.")
+    return from_optax(getattr(optax, name)(learning_rate))
+
+
+class Entry(NamedTuple):
+    """A line of the registry of outer optimizers.
+
+    make:    takes hyper-parameters as keywords with defaults
+    summary: one line for people
+    row:     its options in the paper's tables, as in "gamma=0.1,rate=0.01", where gamma is the
+             learning rate of SGD workers; with a row it is also a method by its own name in
+             comparisons, sweeps and tables
+    grid:    what a sweep of it tries by default, as in ("gamma=0.3,0.1", "rate=0.01,0.001")
     """
 
     make: Callable[..., OuterOptimizer]
@@ -67,7 +128,7 @@ class Entry(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its hyper-parameters that can be written down, numbers and words, and their defaults."""
+        """Its hyper-parameters that are numbers or words, and their defaults."""
         parameters = inspect.signature(self.make).parameters
         return {
             name: p.default
@@ -79,11 +140,11 @@ class Entry(NamedTuple):
 def transform(
     init: Callable[[Any], Any], update: Callable[[Any, Any, Any], tuple[Any, Any]]
 ) -> optax.GradientTransformationExtraArgs:
-    """An optax transformation from `init` and `update(delta, state, params)`, deaf to what else a
-    round says."""
+    """An optax transformation from `init` and `update(delta, state, params)` that ignores extra
+    arguments."""
 
-    def heard(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def wide_update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del extra
         return update(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(lambda params: init(params), heard)
+    return optax.GradientTransformationExtraArgs(lambda params: init(params), wide_update)

@@ -1,5 +1,4 @@
-"""Ada features: what a learned optimizer sees of each parameter (the paper's section 3.2 and its
-table of features).
+"""Ada features: what a learned optimizer sees of each parameter (the paper's section 3.2).
 
 Names: s tensor shape · L, A, B the same tensor as [other axes, factored axis, factored axis] · R
 the three decays. Accumulators for a tensor, with no bias correction and starting at 0 (Δ is the
@@ -47,8 +46,7 @@ from laconic.outer.tiles import Masks
 
 
 class Ada(NamedTuple):
-    """The accumulators of one tensor; `row` and `col` keep the averaged axis with length 1, `col`
-    is None if 1-D."""
+    """One tensor's accumulators; averaged axes are kept with length 1; `col` is None if 1-D."""
 
     m: jax.Array  # [3, *s]
     v: jax.Array  # [*s]
@@ -126,7 +124,7 @@ def round_features(round_t: jax.Array, shift: float) -> jax.Array:
 def decays(offsets_7: jax.Array) -> jax.Array:
     """1 − β = (1 − β₀)·e^{10θ}, kept at most 1 so that β stays a decay.
 
-    It is 1 − β that is passed on, for β = 0.999 in float32 would leave only four digits of it.
+    1 − β is passed on because β = 0.999 in float32 would leave only four digits of it.
     """
     complement = jnp.asarray([1 - beta for beta in DECAYS], jnp.float32)
     return jnp.minimum(complement * jnp.exp(10 * offsets_7), 1.0)
@@ -135,8 +133,7 @@ def decays(offsets_7: jax.Array) -> jax.Array:
 def init_ada(param: jax.Array, dtype: Any = jnp.float32) -> Ada:
     """Zeros of the right shapes for one tensor; m and v as `dtype`, the others always in float32.
 
-    Float32 is the default whatever the tensor is: in bfloat16 a value moves only by a change of
-    over 1/256 of it, and what decays slowly stands still before it is where it should be.
+    In bfloat16 a value changes only by more than 1/256 of itself, so slow decays stop early.
     """
     shape = lift(param).shape
     m = jnp.zeros((len(MOMENTUM), *param.shape), dtype)
@@ -190,8 +187,7 @@ def view_of(split: Split) -> View:
 
 
 def to_view(view: View, x: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """[*lead, *shape] → [n, L, A, B] (or with 1 for an averaged axis); a copy only if axes really
-    move."""
+    """[*lead, *shape] → [n, L, A, B], or 1 for an averaged axis; a copy only if axes move."""
     lead = x.ndim - len(shape)
     if not view.order:
         return x.reshape(-1, 1, x.shape[-1] if shape else 1, 1)
@@ -224,17 +220,8 @@ def fields_of(
         row_factor = safe_rsqrt(ada.row / (row_mean + MEAN_EPSILON))
         row, col = see(ada.row), see(ada.col)
         delta_factors = momentum_factors = (see(row_factor), safe_rsqrt(col))
-    return view, Fields(
-        see(deltas),
-        see(mean),
-        see(param),
-        see(ada.m),
-        see(ada.v),
-        row,
-        col,
-        delta_factors,
-        momentum_factors,
-    )
+    own = [see(x) for x in (deltas, mean, param, ada.m, ada.v)]
+    return view, Fields(*own, row, col, delta_factors, momentum_factors)
 
 
 def groups(fields: Fields) -> list[jax.Array]:
@@ -266,19 +253,17 @@ def square_sums(groups: list[jax.Array], masks: Masks) -> jax.Array:
 
     def one(x: jax.Array) -> jax.Array:
         square = jnp.square(x)
-        same_across = x.shape[3] != masks.cols.shape[3]
-        by_row = (
-            square * jnp.sum(masks.cols)
-            if same_across
-            else jnp.sum(square * masks.cols, axis=3, keepdims=True)
-        )
+        if x.shape[3] != masks.cols.shape[3]:  # the same in all columns
+            by_row = square * jnp.sum(masks.cols)
+        else:
+            by_row = jnp.sum(square * masks.cols, axis=3, keepdims=True)
         return jnp.sum(by_row * masks.rows, axis=(1, 2, 3))
 
     return jnp.concatenate([one(x) for x in groups])
 
 
 def normaliser(second_moment: Any) -> jax.Array:
-    """What makes a feature's second moment over its tensor 1."""
+    """The factor that makes a feature's second moment over its tensor 1."""
     return jax.lax.rsqrt(NORMALISER_EPSILON + second_moment)
 
 

@@ -1,5 +1,5 @@
-"""The learned step of one tensor as a single GPU kernel: features, MLP and output without touching
-memory in between.
+"""The MLP of one tensor's learned step as a single GPU kernel: only raw fields are read from
+memory.
 
 The tensor is seen as [L, A, B], its two factored axes last. Features that are the same along a row
 or a column enter the first layer as precomputed vectors; the per-parameter ones are formed in
@@ -18,16 +18,14 @@ from jax.experimental.pallas import triton
 
 from laconic.architecture import features_along
 from laconic.outer.features import Ada, Fields, each_number, first_layer, of_side
-from laconic.outer.products import can_multiply
+from laconic.outer.kernels import whole
+from laconic.outer.perceptron import can_multiply
 
-# columns that a program works on at a time; on an H200 four warps of them beat 32, 128 and other
-# counts
-BLOCK = 64
-ROWS = 1  # rows that a program goes through: more took longer on an H200
+BLOCK = 64  # columns of a program; on an H200 faster than 32 and 128, with four warps
 
 
 class First(NamedTuple):
-    """The first layer taken apart: weights of per-parameter features, and what rows and columns add."""
+    """The first layer: weights of per-parameter features, and what rows and columns add."""
 
     parameter: jax.Array  # [F, N]
     by_row: jax.Array  # [L, A, N], the bias included
@@ -44,7 +42,7 @@ class Layers(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """What is read for each parameter, and the factors of its row [3, L, A] and column [3, L, B]."""
+    """What is read for each parameter, and factors of its row [3, L, A] and column [3, L, B]."""
 
     deltas: jax.Array  # [n, L, A, B]
     mean: jax.Array | None  # [L, A, B]; None if it is the only delta
@@ -56,8 +54,7 @@ class Raw(NamedTuple):
 
 
 def serves(hidden: int, ada: Ada | None) -> bool:
-    """Whether the kernel can take this tensor: factored accumulators, and a width that Triton can
-    multiply."""
+    """Whether the kernel can take this tensor: factored, of a width that Triton can multiply."""
     return ada is not None and ada.col is not None and can_multiply(hidden)
 
 
@@ -66,15 +63,13 @@ def learned_step(
 ) -> jax.Array:
     """λ·d·exp(λ·m) [1, L, A, B] from a factored tensor's fields.
 
-    φ's first layer has normalisers and time folded in. `interpret` runs the kernel on any device,
-    slowly.
+    φ's first layer has normalisers and time folded in. `interpret`: on any device, slowly.
     """
     n = fields.deltas.shape[0]
     parameter, w_rows, w_cols = (
         first_layer(theta["w0"], n, along) for along in ("parameter", "row", "column")
     )
-    # The paper's row accumulators average over the largest axis, which may be A: then they run
-    # along the columns.
+    # Row accumulators average over the largest axis; if that is A, they run along the columns.
     of_row, of_col = fields.delta_factors
     sides = [("row", fields.row, of_row, w_rows), ("column", fields.col, of_col, w_cols)]
     along_a = fields.row.shape[2:] == (fields.param.shape[2], 1)
@@ -96,12 +91,11 @@ def _run(first: First, layers: Layers, raw: Raw, lam: float, interpret: bool) ->
     L, A, B = raw.parameter.shape
     block = min(BLOCK, max(16, pl.next_power_of_2(B)))
     arrays = [x for x in (*first, *layers, *raw) if x is not None]
-    whole = [pl.BlockSpec(x.shape, partial(_origin, x.ndim)) for x in arrays]
     run = pl.pallas_call(
         partial(_kernel, raw.mean is not None, block, lam),
-        grid=(pl.cdiv(L * A, ROWS), pl.cdiv(B, block)),
-        in_specs=whole,
-        out_specs=pl.BlockSpec((L, A, B), partial(_origin, 3)),
+        grid=(L * A, pl.cdiv(B, block)),
+        in_specs=[whole(x.shape) for x in arrays],
+        out_specs=whole((L, A, B)),
         out_shape=jax.ShapeDtypeStruct((L, A, B), jnp.float32),
         interpret=interpret,
         name="learned_step",
@@ -110,61 +104,36 @@ def _run(first: First, layers: Layers, raw: Raw, lam: float, interpret: bool) ->
     return run(*arrays)
 
 
-def _origin(axes: int, *grid: Any) -> tuple[int, ...]:
-    return (0,) * axes
-
-
 def _kernel(separate_mean: bool, block: int, lam: float, *refs: Any) -> None:
-    """Program (i, j): `ROWS` rows from i on, one block of columns."""
+    """Program (i, j): row i, block j of columns."""
     w_parameter, by_row, by_column, w1, b1, w2, b2, deltas, *rest, out = refs
     mean, rest = (rest[0], rest[1:]) if separate_mean else (None, rest)
     parameter, m, v, row_factors, col_factors = rest
     L, A, B = parameter.shape
+    i = pl.program_id(0)
     columns = pl.program_id(1) * block + jnp.arange(block)
     inside = columns < B
+    live = inside & (i < L * A)
+    a, layer = jax.lax.rem(i, A), jnp.minimum(jax.lax.div(i, A), L - 1)
     dot = partial(jnp.dot, preferred_element_type=jnp.float32)
-
-    for r in range(ROWS):
-        i = pl.program_id(0) * ROWS + r
-        live = inside & (i < L * A)
-        a, layer = jax.lax.rem(i, A), jnp.minimum(jax.lax.div(i, A), L - 1)
-        read = partial(_read, layer, a, columns, live)
-        h = by_row[layer, a, :][:, None] + _tile(by_column, layer, columns, inside)
-        delta_n = [read(deltas, k) for k in range(deltas.shape[0])]
-        delta = delta_n[0] if mean is None else read(mean)
-        factors = [
-            (
-                row_factors[c, layer, a]
-                * triton.load(col_factors.at[c, layer, columns], mask=inside, other=0.0),
-            )
-            for c in range(row_factors.shape[0])
-        ]
-        m_3 = [read(m, c) for c in range(m.shape[0])]
-        fields = Fields(
-            delta_n, delta, read(parameter), m_3, read(v), [], [], factors, momentum_factors=factors
-        )
-        found = [x for f in features_along("parameter") for x in each_number(f, fields)]
-        for number, feature in enumerate(found):
-            h += w_parameter[number, :][:, None] * feature[None, :]
-        h = jnp.maximum(dot(w1[...], jnp.maximum(h, 0.0)) + b1[...][:, None], 0.0)
-        direction = jnp.sum(w2[0, :][:, None] * h, axis=0) + b2[0]
-        magnitude = jnp.sum(w2[1, :][:, None] * h, axis=0) + b2[1]
-        step = lam * direction * jnp.exp(lam * magnitude)
-        step = jnp.where(
-            jnp.isnan(delta), delta, step
-        )  # a ReLU on a GPU makes 0 of what is not a number
-        triton.store(out.at[layer, a, columns], step, mask=live)
-
-
-def _read(
-    layer: jax.Array, a: jax.Array, columns: jax.Array, live: jax.Array, ref: Any, *lead: int
-) -> jax.Array:
-    return triton.load(ref.at[(*lead, layer, a, columns)], mask=live, other=0.0)
-
-
-def _tile(by_column: Any, layer: jax.Array, columns: jax.Array, inside: jax.Array) -> jax.Array:
+    load = partial(triton.load, other=0.0)
+    read = lambda ref, *lead: load(ref.at[(*lead, layer, a, columns)], mask=live)
     hidden = jnp.arange(by_column.shape[1])
-    place = by_column.at[layer, hidden[:, None], columns[None, :]]
-    return triton.load(
-        place, mask=jnp.broadcast_to(inside[None, :], (hidden.size, columns.size)), other=0.0
-    )
+    own = by_column.at[layer, hidden[:, None], columns[None, :]]
+    wide = jnp.broadcast_to(inside[None, :], (hidden.size, columns.size))
+    h = by_row[layer, a, :][:, None] + load(own, mask=wide)
+    deltas_n = [read(deltas, k) for k in range(deltas.shape[0])]
+    delta = deltas_n[0] if mean is None else read(mean)
+    by_col = lambda c: load(col_factors.at[c, layer, columns], mask=inside)
+    factors = [(row_factors[c, layer, a] * by_col(c),) for c in range(row_factors.shape[0])]
+    m_3 = [read(m, c) for c in range(m.shape[0])]
+    fields = Fields(deltas_n, delta, read(parameter), m_3, read(v), [], [], factors, factors)
+    found = [x for f in features_along("parameter") for x in each_number(f, fields)]
+    for number, feature in enumerate(found):
+        h += w_parameter[number, :][:, None] * feature[None, :]
+    h = jnp.maximum(dot(w1[...], jnp.maximum(h, 0.0)) + b1[...][:, None], 0.0)
+    direction = jnp.sum(w2[0, :][:, None] * h, axis=0) + b2[0]
+    magnitude = jnp.sum(w2[1, :][:, None] * h, axis=0) + b2[1]
+    step = lam * direction * jnp.exp(lam * magnitude)
+    step = jnp.where(jnp.isnan(delta), delta, step)  # a ReLU on a GPU turns NaN into 0
+    triton.store(out.at[layer, a, columns], step, mask=live)

@@ -1,15 +1,16 @@
 """GPU kernels of the learned step on whole models: three passes over memory, and nothing kept
 between them but sums.
 
-    squares   Δ → sums of Δ² along both factored axes moments   Δ, W, m, v → Σ x² of every
-    per-parameter feature x, made in registers from the updated accumulators
-    apply     Δ, W, m, v → the same again, then the MLP on matrix units; W, m and v are written over their old values
+    squares   Δ → sums of Δ² along both factored axes
+    moments   Δ, W, m, v → Σ x² of every per-parameter feature x, made in registers from the
+              updated accumulators
+    apply     Δ, W, m, v → the same again, then the MLP on matrix units; W, m and v are overwritten
 
 Per parameter that is 1 + 6 + 11 numbers moved for LOpt-A, and for LAgg-A K more in each of the last
 two. Accumulators are updated twice, in registers, and written once, in the pass that has arithmetic
-to hide it behind. Each program writes its own sums and they are added up afterwards, so the same
-bits come out twice. A launch takes the arrays of one tensor, or of several of one shape where they
-lie: a program's number says which of them it works on.
+to hide it behind. Each program writes its own sums and they are added up afterwards, so results are
+the same to the bit from run to run. A launch takes the arrays of one tensor, or of several of one
+shape, in place: the program's number says which of them it works on.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +25,8 @@ from jax.experimental.pallas import triton
 from laconic.architecture import numbers_in
 from laconic.errors import LaconicError, unknown
 from laconic.outer import programs
-from laconic.outer.blocks import Big, Change, Cut, Geometry, Layers, Small
-from laconic.outer.products import PRECISIONS
+from laconic.outer.layout import Big, Change, Cut, Geometry, Layers, Small
+from laconic.outer.perceptron import PRECISIONS
 
 FIRST = ("dot", "fma")
 
@@ -33,15 +34,14 @@ FIRST = ("dot", "fma")
 class Tuning(NamedTuple):
     """How the kernels are cut, and how `apply` multiplies; what is fastest depends on the GPU.
 
-    lanes, rows:   parameters a program of `apply` works on at a time, and how often at most it goes
-    on to the next rows
-    together:      how many tensors of one shape share a launch at most; each makes the code, and compiling, longer
-    programs:      rows are halved until a launch has as many programs, because the GPU waits for the last of them
+    lanes, rows:   parameters a program of `apply` works on at a time, and at most how many times
+    together:      how many tensors of one shape share a launch; each makes compiling longer
+    programs:      rows are halved until a launch has so many programs
     warps, stages: Triton's, of `apply`
-    precision:     of the hidden layers' products, at "half" of the last one's too; one of `PRECISIONS`
-    first:         "dot" runs the first layer on matrix units, "fma" feature by feature on ordinary ones; not at "half"
-    ahead:         1 to read a row while the one before it is worked on, at the price of registers, else 0
-    hold:          1 to keep the last layer's weights in registers from row to row, as "half" does, 0 to read them
+    precision:     of the hidden layers' products; see `outer/perceptron.py`
+    first:         "dot" runs the first layer on matrix units, "fma" on ordinary ones
+    ahead:         1 reads a row while the one before is worked on, at the price of registers
+    hold:          1 keeps the last layer's weights in registers from row to row
     sum_*:         the same of the two passes that only add up
     interpret:     run by Pallas's interpreter, on any device and slowly
     """
@@ -72,19 +72,14 @@ class Tuning(NamedTuple):
             raise LaconicError(
                 'precision "half" multiplies every layer on matrix units; leave first at "dot".'
             )
-        for name, value in {"ahead": self.ahead, "hold": self.hold}.items():
-            if value not in (0, 1):
-                raise LaconicError(f"{name} must be 0 or 1, got {value}.")
-        for name, value in {
-            n: getattr(self, n) for n in ("together", "programs", "sum_programs")
-        }.items():
-            if value < 1:
-                raise LaconicError(f"{name} must be at least 1, got {value}.")
-        sizes = {
-            n: getattr(self, n)
-            for n in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps")
-        }
-        for name, value in sizes.items():
+        for name in ("ahead", "hold"):
+            if getattr(self, name) not in (0, 1):
+                raise LaconicError(f"{name} must be 0 or 1, got {getattr(self, name)}.")
+        for name in ("together", "programs", "sum_programs"):
+            if getattr(self, name) < 1:
+                raise LaconicError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("lanes", "rows", "warps", "sum_lanes", "sum_rows", "sum_warps"):
+            value = getattr(self, name)
             least = 16 if name.endswith("lanes") else 1
             if value < least or value & (value - 1):
                 raise LaconicError(
@@ -96,7 +91,7 @@ class Tuning(NamedTuple):
 def squares(
     geometry: Geometry, means: Sequence[jax.Array], tuning: Tuning
 ) -> tuple[jax.Array, jax.Array]:
-    """Σ Δ² over blocks of columns [layers, A, blocks] and over blocks of rows [layers, blocks, B]."""
+    """Σ Δ² over blocks of columns [layers, A, blocks] and of rows [layers, blocks, B]."""
     layers = len(means) * means[0].shape[0] * geometry.L1
     means = [mean.reshape(-1) for mean in means]
     cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
@@ -109,11 +104,7 @@ def squares(
 def moments(
     geometry: Geometry, bigs: Sequence[Big], small: Small, fill_mean: bool, tuning: Tuning
 ) -> jax.Array:
-    """Σ x² of the features that differ from parameter to parameter, a row for each program
-    [programs, F].
-
-    A tensor's programs lie together, so that with G tensors [G, programs/G, F] is the same.
-    """
+    """Σ x² of per-parameter features by program [programs, F]; a tensor's programs are adjacent."""
     layers = len(bigs) * bigs[0].param.shape[0] * geometry.L1
     cut = Cut.of(geometry, tuning.sum_lanes, tuning.sum_rows, layers, tuning.sum_programs)
     count = numbers_in(geometry.features, bigs[0].deltas.shape[0])
@@ -132,21 +123,24 @@ def apply(
     change: Change,
     tuning: Tuning,
 ) -> list[Big]:
-    """The tensors after the step: parameters (or their change) and accumulators, over the old ones."""
+    """The tensors after the step: parameters (or their change) and accumulators, in place."""
     layers = len(bigs) * bigs[0].param.shape[0] * geometry.L1
     cut = Cut.of(geometry, tuning.lanes, tuning.rows, layers, tuning.programs)
-    flat, olds = [_flat(big) for big in bigs], [x for big in bigs for x in _written(big)]
+    flat = [_flat(big) for big in bigs]
+    olds = [x for big in bigs for x in _written(big)]
+    written = [x for big in flat for x in _written(big)]
+    each = len(olds) // len(bigs)
     arrays, named = _listed(small, phi, *flat)
-    each, written = len(olds) // len(bigs), [x for big in flat for x in _written(big)]
     positions = [next(i for i, x in enumerate(arrays) if x is y) for y in written]
-    aliases = {
-        position: i for i, position in enumerate(positions) if i % each > 0 or change.in_place
-    }
+    aliases = {at: i for i, at in enumerate(positions) if i % each > 0 or change.in_place}
     kernel = bound(programs.apply, geometry, cut, named, fill_mean, change, tuning)
     outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in written]
     new = _call("apply", kernel, cut, layers, arrays, outs, tuning, tuning.warps, aliases)
     shaped = [x.reshape(old.shape) for x, old in zip(new, olds, strict=True)]
-    return [_renewed(big, *shaped[each * g :][:each]) for g, big in enumerate(bigs)]
+    names = ("param", "m", "v", "diagonal")[:each]
+    parts = [shaped[each * g :][:each] for g in range(len(bigs))]
+    rows = zip(bigs, parts, strict=True)
+    return [big._replace(**dict(zip(names, part, strict=True))) for big, part in rows]
 
 
 def _flat(big: Big) -> Big:
@@ -158,18 +152,12 @@ def _written(big: Big) -> list[jax.Array]:
     return [x for x in (big.param, big.m, big.v, big.diagonal) if x is not None]
 
 
-def _renewed(
-    big: Big, param: jax.Array, m: jax.Array, v: jax.Array, diagonal: jax.Array | None = None
-) -> Big:
-    return big._replace(param=param, m=m, v=v, diagonal=diagonal)
-
-
 def _f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 class Named(NamedTuple):
-    """Which arrays of several groups are there; gives a kernel's references their names again."""
+    """Which arrays of several groups exist; gives a kernel's references their names again."""
 
     kinds: tuple[type, ...]
     there: tuple[tuple[bool, ...], ...]
@@ -183,15 +171,13 @@ class Named(NamedTuple):
 
 def _listed(*groups: Any) -> tuple[list[jax.Array], Named]:
     there = tuple(tuple(x is not None for x in group) for group in groups)
-    return [x for group in groups for x in group if x is not None], Named(
-        tuple(map(type, groups)), there
-    )
+    arrays = [x for group in groups for x in group if x is not None]
+    return arrays, Named(tuple(map(type, groups)), there)
 
 
 @cache
 def bound(program: Callable[..., None], *settings: Any) -> Callable[..., None]:
-    """The program with its settings; one object for the same settings, so that JAX traces and
-    lowers it only once."""
+    """The program with its settings: one object for the same settings, so it is traced once."""
     return partial(program, *settings)
 
 

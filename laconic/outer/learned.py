@@ -20,6 +20,7 @@ import numpy as np
 import optax
 
 from laconic.architecture import DECAYS, FILLS, TIME_SHIFT, Architecture, matrices_among
+from laconic.device import has_tensor_cores
 from laconic.errors import LaconicError, unknown
 from laconic.outer import features, passes
 from laconic.outer.base import OuterOptimizer
@@ -28,7 +29,6 @@ from laconic.outer.layout import Split
 from laconic.outer.stacks import Tensor
 from laconic.outer.tensor import Theta, tensor_step
 from laconic.outer.tiles import default_tiles
-from laconic.units import has_units
 
 PATHS = {
     "auto": "passes on NVIDIA GPUs since Ampere for models from 4 M parameters on, otherwise "
@@ -37,10 +37,7 @@ PATHS = {
     "tensorwise": "a tensor at a time; on a GPU one kernel runs a factored tensor's MLP",
     "passes": "three GPU kernels over the whole model, parameters and accumulators in place",
 }
-LARGE = (
-    1 << 22
-    # parameters of a model from which on `auto` takes the passes; smaller ones compile sooner without
-)
+LARGE = 1 << 22  # parameters from which on `auto` takes the passes; they compile longer
 ARRAYS = (jax.Array, np.ndarray)
 ACCUMULATORS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -54,21 +51,36 @@ class LearnedState(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnedOptimizer(Architecture):
-    """An architecture; `init(key)` draws weights φ for it, and calling it with some φ gives an
-    outer optimizer."""
+    """A learned optimizer's architecture; called with weights φ it is an outer optimizer.
+
+    Args:
+        architecture: "lopt-a", "lagg-a", or "lopt" and "lagg" without accumulators.
+        workers: K for lagg-a and lagg, which see every worker's delta; None for the others.
+        hidden: width of the two hidden layers.
+        time: "shifted" is tanh(t/x − 1), "paper" is tanh(t/x).
+        output_scale: shrinks the last layer of freshly drawn weights.
+        widest: tensors of more inputs take smaller steps (0: off, as in the paper).
+        deepest: models of more matrices take smaller steps (0: off, as in the paper).
+
+    Example:
+        >>> import jax
+        >>> from laconic import LearnedOptimizer
+        >>> lopt_a = LearnedOptimizer("lopt-a")
+        >>> lopt_a.inputs, lopt_a.weights
+        (39, 2402)
+        >>> outer = lopt_a(lopt_a.init(jax.random.key(0)))
+        >>> params = {"w": jax.numpy.ones((3, 2))}
+        >>> updates, state = outer.tx.update(params, outer.tx.init(params), params)
+    """
 
     def init(self, key: jax.Array) -> Theta:
         """Truncated normal weights (±2σ, σ = 1/√fan_in), zero biases, zero decay offsets."""
         theta: Theta = {"decay": jnp.zeros(len(DECAYS))} if self.accumulates else {}
         for i, layer_key in enumerate(jax.random.split(key, 3)):
-            fan_in, fan_out = self.shapes[f"w{i}"]
-            draw = (
-                jax.random.truncated_normal(layer_key, -2.0, 2.0, (fan_in, fan_out)) / fan_in**0.5
-            )
-            theta |= {
-                f"w{i}": draw * (self.output_scale if i == 2 else 1.0),
-                f"b{i}": jnp.zeros(fan_out),
-            }
+            shape = self.shapes[f"w{i}"]
+            draw = jax.random.truncated_normal(layer_key, -2.0, 2.0, shape) / shape[0] ** 0.5
+            theta[f"w{i}"] = draw * (self.output_scale if i == 2 else 1.0)
+            theta[f"b{i}"] = jnp.zeros(shape[1])
         return theta
 
     def __call__(
@@ -87,14 +99,18 @@ class LearnedOptimizer(Architecture):
     ) -> OuterOptimizer:
         """The outer optimizer with weights φ.
 
-        `scale` multiplies every step; `weight_decay` subtracts that share of each parameter a round
-        (decoupled); `fill` is what LAgg-A sees in an absent worker's slot, the "mean" of the others
-        or "zero"; `horizon` is how many rounds φ was meta-trained for; `tile` is how many
-        parameters to work on at a time (None: what suits the platform). `path` is one of `PATHS`;
-        `accumulators` keeps momenta and second moments in "float32" or, at half the memory and with
-        slow decays that stand still early, in "bfloat16" (rounded to nearest); `tuning` is how
-        kernels are cut. `splits` says how each tensor is split over devices:
-        `laconic.outer.sharded` gives it.
+        Args:
+            theta: φ, as `init` or a published optimizer gives it.
+            scale: multiplies every step.
+            weight_decay: the share of each parameter that a round subtracts (decoupled).
+            fill: what LAgg-A sees in place of an absent worker, the "mean" of the others or "zero".
+            horizon: how many rounds φ was meta-trained for.
+            tile: how many parameters to work on at a time (None: what suits the platform).
+            path: one of `PATHS`.
+            accumulators: "float32", or "bfloat16" (rounded to nearest) for momenta and second
+                moments of half the memory, whose slow decays stop changing early.
+            tuning: how kernels are cut.
+            splits: how each tensor is split over devices, from `laconic.outer.sharded`.
         """
         self.check(theta)
         for what, value, known in (
@@ -104,27 +120,16 @@ class LearnedOptimizer(Architecture):
         ):
             if value not in known:
                 raise unknown(what, value, known)
-        run = Run(
-            self,
-            theta,
-            scale,
-            weight_decay,
-            fill,
-            tile,
-            path,
-            accumulators,
-            tuning or Tuning(),
-            splits,
-        )
+        options = (scale, weight_decay, fill, tile, path, accumulators, tuning or Tuning(), splits)
+        run = Run(self, theta, *options)
         tx = optax.GradientTransformationExtraArgs(run.init, run.update)
-        return OuterOptimizer(
-            tx, "gather" if self.gathers else "mean", self.workers, horizon, run.step
-        )
+        combine = "gather" if self.gathers else "mean"
+        return OuterOptimizer(tx, combine, self.workers, horizon, run.step)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """An architecture with weights and all its options; the three functions of an outer optimizer."""
+    """An architecture with weights and options; its methods are those of an outer optimizer."""
 
     spec: LearnedOptimizer
     theta: Theta
@@ -140,9 +145,8 @@ class Run:
     def init(self, params: Any) -> LearnedState:
         """Zero accumulators."""
         zeros = lambda p: features.init_ada(p, ACCUMULATORS[self.accumulators])
-        return LearnedState(
-            jnp.int32(0), jax.tree.map(zeros, params) if self.spec.accumulates else ()
-        )
+        ada = jax.tree.map(zeros, params) if self.spec.accumulates else ()
+        return LearnedState(jnp.int32(0), ada)
 
     def update(
         self,
@@ -154,7 +158,7 @@ class Run:
         weights: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[Any, LearnedState]:
-        """optax's way: the change of every parameter."""
+        """The change of every parameter, by optax's convention."""
         del extra
         if params is None:
             raise LaconicError(
@@ -174,7 +178,7 @@ class Run:
         worker_deltas: Any = None,
         weights: jax.Array | None = None,
     ) -> tuple[Any, LearnedState]:
-        """The new parameters at once, over the old ones where the path can."""
+        """The new parameters, in place where the path can."""
         if self._chosen(params) == "passes":
             self._check_deltas(worker_deltas)
             return self._by_passes(updates, state, params, worker_deltas, weights, in_place=True)
@@ -215,29 +219,24 @@ class Run:
         rows = zip(leaves, flat(state.ada), flat(mean), deltas, splits, scales, strict=True)
         tensors = [Tensor(*row) for row in rows]
         stepped = passes.model_step(phi, tensors, self.tuning)
-        new, ada = [row[0] for row in stepped], [row[1] for row in stepped]
+        new = [row[0] for row in stepped]
+        ada = [row[1] for row in stepped]
         if isinstance(self.weight_decay, ARRAYS):
-            decay = jnp.float32(self.weight_decay)
-            new = [
-                x - (decay * p.astype(jnp.float32)).astype(x.dtype)
-                for x, p in zip(new, leaves, strict=True)
-            ]
-        return jax.tree.unflatten(structure, new), LearnedState(
-            state.round + 1, jax.tree.unflatten(structure, ada)
-        )
+            share = jnp.float32(self.weight_decay)
+            decayed = [(share * p.astype(jnp.float32)).astype(p.dtype) for p in leaves]
+            new = [x - y for x, y in zip(new, decayed, strict=True)]
+        new_state = LearnedState(state.round + 1, jax.tree.unflatten(structure, ada))
+        return jax.tree.unflatten(structure, new), new_state
 
     def _known(self) -> tuple[Theta, float, float]:
-        """φ, scale and weight decay as kernels take them, numbers: an array's scale goes into φ, a
-        decay is 0."""
-        theta, scale, decay = self.theta, self.scale, self.weight_decay
-        if isinstance(scale, ARRAYS):
-            # The direction d is as long as its weights and bias.
-            first = jnp.stack([jnp.float32(scale), jnp.float32(1)])
-            theta, scale = (
-                {**theta, "w2": theta["w2"] * first[None], "b2": theta["b2"] * first},
-                1.0,
-            )
-        return theta, scale, 0.0 if isinstance(decay, ARRAYS) else decay
+        """φ, scale and decay for kernels: a traced scale goes into φ, a traced decay is 0."""
+        decay = 0.0 if isinstance(self.weight_decay, ARRAYS) else self.weight_decay
+        if not isinstance(self.scale, ARRAYS):
+            return self.theta, self.scale, decay
+        # The direction d is proportional to its weights and bias.
+        first = jnp.stack([jnp.float32(self.scale), jnp.float32(1)])
+        w2, b2 = self.theta["w2"] * first[None], self.theta["b2"] * first
+        return {**self.theta, "w2": w2, "b2": b2}, 1.0, decay
 
     def _by_tensor(
         self, mean: Any, state: Any, params: Any, worker_deltas: Any, weights: jax.Array | None
@@ -251,26 +250,18 @@ class Run:
             rates = features.decays(self.theta["decay"])
             rows = zip(flat(state.ada), flat(mean), splits, strict=True)
             adas = [features.accumulate(ada, delta, rates, split) for ada, delta, split in rows]
-        tiles, kernel = (
-            default_tiles(self.tile),
-            self.path != "xla" and jax.default_backend() == "gpu",
-        )
-        rows = zip(leaves, adas, flat(mean), flat(deltas), splits, strict=True)
+        tiles = default_tiles(self.tile)
+        kernel = self.path != "xla" and jax.default_backend() == "gpu"
         time = self._time(state)
+        rows = zip(leaves, adas, flat(mean), flat(deltas), splits, strict=True)
         steps = [tensor_step(self.theta, time, *row[:4], tiles, row[4], kernel) for row in rows]
         shares = [self.scale * share for share in self._shares(splits)]
-        changes = [
-            -(r * s + self.weight_decay * p) for r, s, p in zip(shares, steps, leaves, strict=True)
-        ]
-        changes = jax.tree.map(
-            lambda p, c: c.astype(p.dtype), params, jax.tree.unflatten(structure, changes)
-        )
-        kept = (
-            jax.tree.unflatten(structure, [self._kept(ada) for ada in adas])
-            if self.spec.accumulates
-            else ()
-        )
-        return changes, LearnedState(state.round + 1, kept)
+        rows = zip(shares, steps, leaves, flat(params), strict=True)
+        changes = [(-(r * s + self.weight_decay * p)).astype(x.dtype) for r, s, p, x in rows]
+        kept: Any = ()
+        if self.spec.accumulates:
+            kept = jax.tree.unflatten(structure, [self._kept(ada) for ada in adas])
+        return jax.tree.unflatten(structure, changes), LearnedState(state.round + 1, kept)
 
     def _kept(self, ada: features.Ada) -> features.Ada:
         dtype = ACCUMULATORS[self.accumulators]
@@ -280,9 +271,7 @@ class Run:
         return features.round_features(state.round, TIME_SHIFT[self.spec.time])
 
     def _splits(self, params: Any) -> list[Split]:
-        if self.splits is not None:
-            return self.splits
-        return [Split(p.shape) for p in jax.tree.leaves(params)]
+        return self.splits or [Split(p.shape) for p in jax.tree.leaves(params)]
 
     def _shares(self, splits: Sequence[Split]) -> list[float]:
         """Each tensor's share of a whole step."""
@@ -302,41 +291,33 @@ class Run:
             )
 
     def _deltas(self, mean_delta: Any, worker_deltas: Any, weights: jax.Array | None) -> Any:
-        """The delta features, leaves [n, …]; an absent worker (weight 0) leaves an empty slot,
-        which is filled."""
+        """The delta features, leaves [n, …]; slots of absent workers (weight 0) are filled."""
         if not self.spec.gathers:
             return jax.tree.map(lambda d: d[None], mean_delta)
         if weights is None:
             return worker_deltas
-        here = lambda d: (weights > 0).reshape(-1, *[1] * (d.ndim - 1))
-        empty = {"mean": lambda mean: mean[None], "zero": lambda mean: jnp.zeros((), mean.dtype)}[
-            self.fill
-        ]
-        return jax.tree.map(
-            lambda d, mean: jnp.where(here(d), d, empty(mean)), worker_deltas, mean_delta
-        )
+
+        def filled(delta: jax.Array, mean: jax.Array) -> jax.Array:
+            here = (weights > 0).reshape(-1, *[1] * mean.ndim)
+            empty = mean[None] if self.fill == "mean" else jnp.zeros((), mean.dtype)
+            return jnp.where(here, delta, empty)
+
+        return jax.tree.map(filled, worker_deltas, mean_delta)
 
 
 def choose(path: str, spec: LearnedOptimizer, sizes: Sequence[int]) -> str:
-    """The path for tensors of these sizes on the platform JAX runs on; said in the log once."""
-    backend, can = (
-        jax.default_backend(),
-        spec.accumulates and passes.serves(spec.hidden, spec.deltas, sizes),
-    )
+    """The path for tensors of these sizes on the platform JAX runs on; logged once."""
+    backend = jax.default_backend()
+    can = spec.accumulates and passes.serves(spec.hidden, spec.deltas, sizes)
     if path == "passes" and not can:
         raise LaconicError(
             "the three kernels need an architecture with accumulators, a hidden width that is a "
-            "power of two from 16 "
-            "on, and tensors whose deltas and momenta, of small ones together, are below "
-            f"{passes.REACH:,} numbers: "
-            "choose path='auto'."
+            "power of two from 16 on, and tensors whose deltas and momenta, of small ones "
+            f"together, are below {passes.OFFSETS:,} numbers: choose path='auto'."
         )
     if path == "auto":
-        path = (
-            "passes"
-            if can and backend == "gpu" and sum(sizes) >= LARGE and has_units()
-            else "tensorwise"
-        )
+        large = can and backend == "gpu" and sum(sizes) >= LARGE
+        path = "passes" if large and has_tensor_cores() else "tensorwise"
     _say(spec.architecture, path, backend)
     return path
 

@@ -21,22 +21,23 @@ from laconic.architecture import (
     numbers_in,
 )
 from laconic.outer import kernels
-from laconic.outer.blocks import Change, Layers, Small
 from laconic.outer.features import Ada, first_layer, normaliser, of_side, safe_rsqrt
 from laconic.outer.kernels import Tuning
-from laconic.outer.layout import Split
-from laconic.outer.products import can_multiply
-from laconic.outer.reach import all_within_float16, largest_sums, second_within_float16
+from laconic.outer.layout import Change, Layers, Small, Split
+from laconic.outer.perceptron import (
+    all_within_float16,
+    can_multiply,
+    largest_sums,
+    second_within_float16,
+)
 from laconic.outer.stacks import SMALL, Stack, Tensor, gather, scatter
 
-REACH = (
-    1 << 31
-)  # numbers that 32-bit offsets tell apart; three momenta or K deltas of tensors lie in one array
+# Numbers that 32-bit offsets can address; three momenta or K deltas of a tensor are one array.
+OFFSETS = 1 << 31
 
 
 class Phi(NamedTuple):
-    """φ with time folded into its first bias, decays as rates, and what else is the same for every
-    tensor."""
+    """φ with time in its first bias, decays as rates, and what else all tensors share."""
 
     theta: dict[str, jax.Array]
     bias: jax.Array
@@ -48,13 +49,10 @@ class Phi(NamedTuple):
 
 
 def serves(hidden: int, deltas: int, sizes: Sequence[int]) -> bool:
-    """Whether the kernels can take such tensors: a width that Triton can multiply, and offsets of
-    32 bits.
-
-    Small tensors may all lie in one array, where vectors are padded.
-    """
+    """Whether the kernels can take such tensors: a width Triton multiplies, offsets of 32 bits."""
+    # Small tensors may all be in one array, where vectors are padded.
     packed = sum(pl.next_power_of_2(size) for size in sizes if 0 < size <= SMALL)
-    return can_multiply(hidden) and max(3, deltas) * max([packed, *sizes]) < REACH
+    return can_multiply(hidden) and max(3, deltas) * max([packed, *sizes]) < OFFSETS
 
 
 def model_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tuple[jax.Array, Ada]]:
@@ -79,17 +77,14 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
     if not stack.geometry.diagonal:
         stack = _accumulate(stack, split, phi.rates, tuning)
         factors = _factors(stack, split)
-    groups = _groups(stack.launches, tuning.together)
-    firsts = [jnp.full(1, first, jnp.int32) for first, _ in groups]
-    smalls = [Small(first, phi.rates, phi.here, stack.lengths, *factors) for first in firsts]
-    rows = [(bigs, small) for (_, bigs), small in zip(groups, smalls, strict=True)]
-    sums = [
-        kernels.moments(stack.geometry, bigs, small, phi.fill_mean, tuning) for bigs, small in rows
-    ]
-    counts = [G if len(stack.launches) == 1 else len(bigs) for bigs, _ in rows]
-    by_tensor = [
-        jnp.sum(x.reshape(n, -1, x.shape[1]), axis=1) for n, x in zip(counts, sums, strict=True)
-    ]
+    shared = Small(None, phi.rates, phi.here, stack.lengths, *factors)
+    rows, by_tensor = [], []
+    for first, bigs in _groups(stack.launches, tuning.together):
+        small = shared._replace(first=jnp.full(1, first, jnp.int32))
+        sums = kernels.moments(stack.geometry, bigs, small, phi.fill_mean, tuning)
+        count = G if len(stack.launches) == 1 else len(bigs)
+        by_tensor.append(jnp.sum(sums.reshape(count, -1, sums.shape[1]), axis=1))
+        rows.append((bigs, small))
     sizes = jnp.asarray([t.split.size for t in tensors], jnp.float32)
     moments = split.total(jnp.concatenate(by_tensor)) / sizes[:, None]
     layers = _fold(phi, stack, split, moments, into_weights=tuning.precision != "half")
@@ -97,9 +92,8 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
         normalised = numbers_in(normalised_features(), stack.launches[0].deltas.shape[0])
         inputs = phi.theta["w0"][:normalised]
         largest = largest_sums(inputs, phi.bias, max(t.split.size for t in tensors))
-        layers = (all_within_float16 if tuning.precision == "half" else second_within_float16)(
-            layers, largest
-        )
+        within = all_within_float16 if tuning.precision == "half" else second_within_float16
+        layers = within(layers, largest)
     change = Change(tensors[0].share, phi.decay, LAMBDA, phi.in_place)
     done = [
         kernels.apply(stack.geometry, bigs, small, layers, phi.fill_mean, change, tuning)
@@ -109,8 +103,7 @@ def _stack_step(phi: Phi, tensors: Sequence[Tensor], tuning: Tuning) -> list[tup
 
 
 def _groups(launches: Sequence[Any], together: int) -> list[tuple[int, Sequence[Any]]]:
-    """As few groups of up to `together` as there can be, nearly alike in size, each with its first
-    one's number."""
+    """The fewest groups of up to `together`, nearly equal in size, each with its first's number."""
     count = -(-len(launches) // together)
     begins = [len(launches) * g // count for g in range(count + 1)]
     return [(begin, launches[begin:end]) for begin, end in pairwise(begins)]
@@ -119,16 +112,10 @@ def _groups(launches: Sequence[Any], together: int) -> list[tuple[int, Sequence[
 def _accumulate(stack: Stack, split: Split, rates: jax.Array, tuning: Tuning) -> Stack:
     """Row and column accumulators after this round, from a pass over the mean Δ."""
     means = [big.deltas[0] if big.mean is None else big.mean for big in stack.launches]
-    sums = [
-        kernels.squares(stack.geometry, group, tuning)
-        for _, group in _groups(means, tuning.together)
-    ]
-    over_b = (
-        jnp.concatenate([jnp.sum(by_row, axis=2) for by_row, _ in sums]) / stack.geometry.B
-    )  # runs along A
-    over_a = (
-        jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / stack.geometry.A
-    )
+    g = stack.geometry
+    sums = [kernels.squares(g, group, tuning) for _, group in _groups(means, tuning.together)]
+    over_b = jnp.concatenate([jnp.sum(by_row, axis=2) for by_row, _ in sums]) / g.B  # along A
+    over_a = jnp.concatenate([jnp.sum(by_column, axis=1) for _, by_column in sums]) / g.A
     axis_a, axis_b = stack.layout.axes
     over_b = split.mean(over_b, axis_b) + SQUARE_EPSILON
     over_a = split.mean(over_a, axis_a) + SQUARE_EPSILON
@@ -140,8 +127,7 @@ def _accumulate(stack: Stack, split: Split, rates: jax.Array, tuning: Tuning) ->
 
 
 def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
-    """What scales Δ and the momenta along A and along B; the row's is relative to its mean over the
-    second axis."""
+    """What scales Δ and the momenta along A and along B."""
     wide, (axis_a, axis_b) = stack.layout.wide, stack.layout.axes
     rows, cols = (stack.along_a, stack.along_b) if wide else (stack.along_b, stack.along_a)
     mean = split.mean(jnp.mean(rows, axis=2, keepdims=True), axis_a if wide else axis_b)
@@ -152,8 +138,8 @@ def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
 def _fold(
     phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weights: bool
 ) -> Layers:
-    """The first layer with normalisers in its weights or beside them; rows' and columns' features
-    are through it."""
+    """φ with normalisers in the first layer's weights or beside them, and what rows and columns
+    add."""
     theta, (G, F) = phi.theta, moments_GF.shape
     n = stack.launches[0].deltas.shape[0]
     own, of_rows, of_cols = (
@@ -164,9 +150,8 @@ def _fold(
     scales = normaliser(moments_GF)
     w0 = (scales if into_weights else jnp.ones_like(scales))[:, :, None] * own[None]
     w0 = jnp.pad(w0, ((0, 0), (0, max(16, pl.next_power_of_2(F)) - F), (0, 0)))
-    lost = jnp.isnan(
-        jnp.sum(moments_GF, axis=1, keepdims=True)
-    )  # a ReLU on a GPU makes 0 of what is not a number
+    # A ReLU on a GPU turns NaN into 0: the last bias keeps it.
+    lost = jnp.isnan(jnp.sum(moments_GF, axis=1, keepdims=True))
     b2 = jnp.where(lost, jnp.nan, theta["b2"][None, :])
     rest = theta["w1"], theta["b1"], theta["w2"].T, b2, None if into_weights else scales
     bias = phi.bias.reshape(1, 1, -1)
@@ -180,14 +165,11 @@ def _fold(
 
 
 def _through(x: jax.Array, side: str, w_FN: jax.Array, G: int, split: Split) -> jax.Array:
-    """[G·L, 3, length] → [G·L, length, N]: accumulators and their inverse roots, normalised, by the
-    first layer."""
+    """[G·L, 3, length] → [G·L, length, N]: a side's features, normalised, by the first layer."""
     features = of_side(side, x, axis=1)
     squares = jnp.mean(jnp.square(features).reshape(G, -1, *features.shape[1:]), axis=(1, 3))
-    if split.axis is not None:  # of what is the same on every device this is the mean too
+    if split.axis is not None:  # right also for values that are the same on every device
         squares = jax.lax.pmean(squares, split.mesh_axis)
     w = jnp.repeat(normaliser(squares)[:, :, None] * w_FN[None], features.shape[0] // G, axis=0)
     terms = [features[:, f, :, None] * w[:, f, None, :] for f in range(features.shape[1])]
-    return sum(
-        terms[1:], terms[0]
-    )  # written out: one fused loop, and no product at a lower precision
+    return sum(terms[1:], terms[0])  # written out: one fused loop, no product in low precision

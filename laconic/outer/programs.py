@@ -1,13 +1,12 @@
-"""What one program of the GPU kernels does; `outer/kernels.py` says what the kernels are for and
-launches them.
+"""What one program of the GPU kernels does; `outer/kernels.py` explains and launches the kernels.
 
 A program works on `lanes` parameters at a time and goes on down its rows. Letters as in
-`outer/blocks.py`.
+`outer/layout.py`.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,72 +14,91 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from laconic.architecture import OF_FACTORED, OF_M, OF_V, SQUARE_EPSILON, epsilon_of
-from laconic.outer.blocks import Big, Change, Cut, Geometry, Lanes, Layers, Place, Row, Small
 from laconic.outer.features import Fields, each_number, safe_rsqrt
+from laconic.outer.layout import Big, Change, Cut, Geometry, Small
 from laconic.outer.perceptron import perceptron
+
+
+class Place(NamedTuple):
+    """Where a program works: its layer (in its own arrays, and among all tensors), its tensor, its
+    block of rows and of columns."""
+
+    layer: jax.Array
+    of_all: jax.Array
+    tensor: jax.Array
+    down: jax.Array
+    across: jax.Array
+
+
+class Lanes(NamedTuple):
+    """A program's lanes, and what stays the same for them while it goes down its rows."""
+
+    place: Place
+    columns: jax.Array  # [lanes]
+    row: jax.Array | None  # [lanes]: how far below the first, if they go over several rows
+    length: Any  # of a padded vector, else None
+    rates: list[jax.Array]
+    here: list[jax.Array]
+    factors_b: list[jax.Array]
+
+
+class Row(NamedTuple):
+    """What a step reads of its lanes' parameters, as it lies in memory."""
+
+    deltas: list[jax.Array]
+    mean: jax.Array
+    param: jax.Array
+    m: list[jax.Array]
+    v: jax.Array
+    diagonal: list[jax.Array]
+    factors_a: list[jax.Array]
+    by_a: jax.Array  # [N], or [lanes, N] if the lanes go over several rows
 
 
 def squares(geometry: Geometry, cut: Cut, *refs: Any) -> None:
     """Σ Δ² of a block: over its columns [layers, A, across] and over its rows [layers, down, B]."""
     *means, by_row, by_column = refs
     layers = by_row.shape[0] // len(means)
-    _each(
-        cut,
-        layers,
-        means,
-        lambda g, own, mean: _squares(geometry, cut, own, g * layers, mean, by_row, by_column),
-    )
 
+    def run(g: int, own: Any, mean: Any) -> None:
+        place = _place(geometry, cut, own, 0)
+        rows = place.down * cut.rows * cut.tall + jnp.arange(cut.rows * cut.tall)
+        columns = place.across * cut.width + jnp.arange(cut.width)
+        above = left = live = None
+        if not cut.even(geometry):
+            above, left = rows < geometry.A, columns < geometry.B
+            live = above[:, None] & left[None, :]
+        at = _offsets(geometry, place.layer, rows[:, None], columns[None, :])
+        delta = _load(mean.at[at], live).astype(jnp.float32)
+        square = delta * delta
+        layer = g * layers + place.layer
+        triton.store(by_row.at[layer, rows, place.across], jnp.sum(square, axis=1), mask=above)
+        triton.store(by_column.at[layer, place.down, columns], jnp.sum(square, axis=0), mask=left)
 
-def _squares(
-    geometry: Geometry, cut: Cut, own: Any, begin: int, mean: Any, by_row: Any, by_column: Any
-) -> None:
-    place = _place(geometry, cut, own, 0)
-    rows = place.down * cut.rows * cut.tall + jnp.arange(cut.rows * cut.tall)
-    columns = place.across * cut.width + jnp.arange(cut.width)
-    above, left = (None, None) if cut.even(geometry) else (rows < geometry.A, columns < geometry.B)
-    live = None if above is None or left is None else above[:, None] & left[None, :]
-    delta = _load(
-        mean.at[_offsets(geometry, place.layer, rows[:, None], columns[None, :])], live
-    ).astype(jnp.float32)
-    square = delta * delta
-    triton.store(
-        by_row.at[begin + place.layer, rows, place.across], jnp.sum(square, axis=1), mask=above
-    )
-    triton.store(
-        by_column.at[begin + place.layer, place.down, columns], jnp.sum(square, axis=0), mask=left
-    )
+    _each(cut, layers, means, run)
 
 
 def moments(geometry: Geometry, cut: Cut, named: Any, fill_mean: bool, *refs: Any) -> None:
-    """Σ x² of every feature that differs from parameter to parameter, over this program's block
-    [programs, F]."""
+    """Σ x² of every per-parameter feature over this program's block [programs, F]."""
     *ins, out = refs
     small, *bigs = named(ins)
     programs = out.shape[0] // len(bigs)
 
     def run(g: int, own: Any, big: Big) -> None:
-        sums = _moments(
-            geometry, cut, fill_mean, small, _lanes(geometry, cut, small, g, own), big, out.shape[1]
-        )
-        for f, total in enumerate(sums):
+        lanes = _lanes(geometry, cut, small, g, own)
+
+        def body(i: Any, sums: tuple[jax.Array, ...], row: Row) -> tuple[jax.Array, ...]:
+            features, _ = _features(geometry, lanes, fill_mean, row)
+            live = _live(geometry, cut, lanes, _index(cut, lanes, i))
+            inside = lambda square: square if live is None else jnp.where(live, square, 0.0)
+            return tuple(s + inside(x * x) for s, x in zip(sums, features, strict=True))
+
+        read = partial(_read, geometry, cut, big, small, lanes, None)
+        zeros = (jnp.zeros(cut.lanes, jnp.float32),) * out.shape[1]
+        for f, total in enumerate(_down(cut.rows, 0, read, body, zeros)):
             out[g * programs + own, f] = jnp.sum(total)
 
     _each(cut, bigs[0].param.shape[0] // (geometry.A * geometry.B), bigs, run)
-
-
-def _moments(
-    geometry: Geometry, cut: Cut, fill_mean: bool, small: Small, lanes: Lanes, big: Big, count: int
-) -> tuple[jax.Array, ...]:
-
-    def body(i: Any, sums: tuple[jax.Array, ...], row: Row) -> tuple[jax.Array, ...]:
-        features, _ = _features(geometry, lanes, fill_mean, row)
-        live = _live(geometry, cut, lanes, _index(cut, lanes, i))
-        own = lambda square: square if live is None else jnp.where(live, square, 0.0)
-        return tuple(s + own(x * x) for s, x in zip(sums, features, strict=True))
-
-    read = partial(_read, geometry, cut, big, small, lanes, None)
-    return _down(cut.rows, 0, read, body, (jnp.zeros(cut.lanes, jnp.float32),) * count)
 
 
 def apply(
@@ -92,65 +110,45 @@ def apply(
     tuning: Any,
     *refs: Any,
 ) -> None:
-    """Features again, the MLP, and everything that has a new value; `tuning` as the kernel is
-    launched with."""
+    """Features again, the MLP, and all new values written."""
     outs, count = 4 if geometry.diagonal else 3, len(named.kinds) - 2
     small, phi, *bigs = named(refs[: -outs * count])
     new = [refs[len(refs) - outs * (count - g) :][:outs] for g in range(count)]
 
     def run(g: int, own: Any, big: Big) -> None:
+        new_param, new_m, new_v, *new_diagonal = new[g]
         lanes = _lanes(geometry, cut, small, g, own)
-        _apply(geometry, cut, fill_mean, change, tuning, small, phi, lanes, big, new[g])
+        place = lanes.place
+        # The columns' share of the first layer stays in registers from row to row.
+        by_b = None
+        if phi.by_b is not None:
+            by_b = _tile(phi.by_b, place.of_all, lanes.columns, geometry.B)
+        outputs = perceptron(phi, place.tensor, by_b, cut.lanes, tuning)
+
+        def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
+            features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
+            by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
+            direction, magnitude = outputs(features, by_a)
+            step = change.lam * direction * jnp.exp(change.lam * magnitude)
+            moved = change.share * step + change.decay * param
+            a = _index(cut, lanes, i)
+            live = _live(geometry, cut, lanes, a)
+            at = _offsets(geometry, place.layer, a, lanes.columns)
+            write = lambda ref, x, *lead: triton.store(
+                ref.at[(*lead, at)], x.astype(ref.dtype), mask=live
+            )
+            write(new_param, param - moved if change.in_place else -moved)
+            for c, m in enumerate(m_3):
+                write(new_m, m, c)
+            for c, r in enumerate(diagonal):
+                write(new_diagonal[0], r, c)
+            write(new_v, v)
+            return carry
+
+        read = partial(_read, geometry, cut, big, small, lanes, phi.by_a)
+        _down(cut.rows, tuning.ahead, read, body, ())
 
     _each(cut, bigs[0].param.shape[0] // (geometry.A * geometry.B), bigs, run)
-
-
-def _apply(
-    geometry: Geometry,
-    cut: Cut,
-    fill_mean: bool,
-    change: Change,
-    tuning: Any,
-    small: Small,
-    phi: Layers,
-    lanes: Lanes,
-    big: Big,
-    new: Sequence[Any],
-) -> None:
-    new_param, new_m, new_v, *new_diagonal = new
-    # The columns' share of the first layer stays in registers while the program goes down its rows.
-    by_b = (
-        None if phi.by_b is None else _tile(phi.by_b, lanes.place.of_all, lanes.columns, geometry.B)
-    )
-    outputs = perceptron(phi, lanes.place.tensor, by_b, cut.lanes, tuning)
-
-    def body(i: Any, carry: tuple[()], row: Row) -> tuple[()]:
-        features, (param, m_3, v, diagonal) = _features(geometry, lanes, fill_mean, row)
-        by_a = row.by_a if len(row.by_a.shape) == 2 else row.by_a[None, :]
-        direction, magnitude = outputs(features, by_a)
-        moved = (
-            change.share * (change.lam * direction * jnp.exp(change.lam * magnitude))
-            + change.decay * param
-        )
-        a = _index(cut, lanes, i)
-        live, at = (
-            _live(geometry, cut, lanes, a),
-            _offsets(geometry, lanes.place.layer, a, lanes.columns),
-        )
-        write = lambda ref, x, *lead: triton.store(
-            ref.at[(*lead, at)], x.astype(ref.dtype), mask=live
-        )
-        write(new_param, param - moved if change.in_place else -moved)
-        for c, m in enumerate(m_3):
-            write(new_m, m, c)
-        for c, r in enumerate(diagonal):
-            write(new_diagonal[0], r, c)
-        write(new_v, v)
-        return carry
-
-    _down(
-        cut.rows, tuning.ahead, partial(_read, geometry, cut, big, small, lanes, phi.by_a), body, ()
-    )
 
 
 def _each(
@@ -198,15 +196,8 @@ def _lanes(geometry: Geometry, cut: Cut, small: Small, g: int, program: jax.Arra
     here = [] if small.here is None else [small.here[k] for k in range(small.here.shape[0])]
     along = partial(_along, small.factors_b, place.of_all, columns, geometry.B)
     factors_b = [] if geometry.diagonal else [along(c) for c in range(small.factors_b.shape[1])]
-    return Lanes(
-        place,
-        columns,
-        row,
-        length,
-        [small.rates[c] for c in range(small.rates.shape[0])],
-        here,
-        factors_b,
-    )
+    rates = [small.rates[c] for c in range(small.rates.shape[0])]
+    return Lanes(place, columns, row, length, rates, here, factors_b)
 
 
 def _index(cut: Cut, lanes: Lanes, i: Any) -> jax.Array:
@@ -219,9 +210,8 @@ def _live(geometry: Geometry, cut: Cut, lanes: Lanes, a: jax.Array) -> jax.Array
     """Which lanes are inside the tensor; None if it is known that all are."""
     if lanes.length is None and cut.even(geometry):
         return None
-    return (lanes.columns < (geometry.B if lanes.length is None else lanes.length)) & (
-        a < geometry.A
-    )
+    end = geometry.B if lanes.length is None else lanes.length
+    return (lanes.columns < end) & (a < geometry.A)
 
 
 def _offsets(geometry: Geometry, layer: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -244,13 +234,10 @@ def _read(
     i: Any,
     inside: Any,
 ) -> Row:
-    """Everything that step i needs from memory; where that may be past the program's last row,
-    `inside` says so."""
+    """All that step i needs from memory; `inside` is false past the program's last row."""
     a = _index(cut, lanes, i)
-    live, at = (
-        _live(geometry, cut, lanes, a),
-        _offsets(geometry, lanes.place.layer, a, lanes.columns),
-    )
+    live = _live(geometry, cut, lanes, a)
+    at = _offsets(geometry, lanes.place.layer, a, lanes.columns)
     if inside is not None:
         live = jnp.broadcast_to(inside, lanes.columns.shape) if live is None else live & inside
     read = lambda ref, *lead: _load(ref.at[(*lead, at)], live)
@@ -275,8 +262,7 @@ def _read(
 def _features(
     geometry: Geometry, lanes: Lanes, fill_mean: bool, row: Row
 ) -> tuple[list[jax.Array], tuple[jax.Array, list[jax.Array], jax.Array, list[jax.Array]]]:
-    """The per-parameter features of the lanes from updated accumulators; and W, m, v and the
-    diagonal ones."""
+    """The lanes' features from updated accumulators; and W, m, v and diagonal accumulators."""
     row = jax.tree.map(lambda x: x.astype(jnp.float32), row)
     decay = lambda c, old, new: (1 - lanes.rates[c]) * old + lanes.rates[c] * new
     mean, deltas = row.mean, row.deltas

@@ -1,18 +1,16 @@
-"""The learned step with its state shared out: each device of a mesh updates its own part of every
-tensor.
+"""The learned step with its state sharded: each device of a mesh updates its part of every tensor.
 
-Accumulators are four numbers a parameter and the factored vectors; shared out, no device keeps more
-than its part. A tensor is split along its longest axis that the devices divide; one without such an
-axis, always a small one, stays whole on every device. Means along a split axis and the second
-moments of features are added up over the devices, and nothing else is sent.
+Accumulators are four numbers a parameter and the factored vectors; no device keeps more than its
+part of them. A tensor is split along its longest axis that the devices divide; one without such an
+axis stays whole on every device. Means along a split axis and the second moments of features are
+added up over the devices, and nothing else is sent.
 
     mesh = shard_mesh()
     outer = sharded(LearnedOptimizer("lopt-a"), theta, mesh)
-    state = outer.tx.init(params)                             # lies in parts
-    updates, state = outer.tx.update(mean, state, params)     # in parts too; params and mean may lie anywhere
+    state = outer.tx.init(params)                           # in parts
+    updates, state = outer.tx.update(mean, state, params)   # in parts; the inputs may be anywhere
 
-The splits are the same in every round: `placements(params, mesh)` tells where to put parameters for
-none to move.
+`placements(params, mesh)` says where to put parameters so that none has to move in any round.
 """
 
 from collections.abc import Callable
@@ -50,8 +48,7 @@ def shard_mesh(devices: int | None = None) -> Mesh:
 
 
 def split_of(shape: tuple[int, ...], mesh: Mesh) -> Split:
-    """Along the longest axis that the devices divide; of equal ones the first, whose parts lie
-    together."""
+    """Along the longest axis that the devices divide; of equal ones the first (adjacent parts)."""
     devices = mesh.shape[_axis(mesh)]
     axes = [axis for axis, n in enumerate(shape) if n and n % devices == 0]
     return Split(shape, max(axes, key=lambda axis: (shape[axis], -axis), default=None), _axis(mesh))
@@ -74,24 +71,15 @@ def sharded(
     path: str = "auto",
     accumulators: str = "float32",
 ) -> OuterOptimizer:
-    """`learned(theta, …)` over the devices of a mesh with one axis; the options are
-    `LearnedOptimizer`'s."""
-    make = partial(
-        learned,
-        theta,
-        scale=scale,
-        weight_decay=weight_decay,
-        fill=fill,
-        path=path,
-        accumulators=accumulators,
-    )
+    """`learned(theta, …)` over the devices of a mesh with one axis, with the same options."""
+    make = partial(learned, theta, scale=scale, weight_decay=weight_decay, fill=fill)
+    make = partial(make, path=path, accumulators=accumulators)
     _axis(mesh)
 
     def init(params: Any) -> LearnedState:
         shapes = jax.eval_shape(make().tx.init, params)
-        zeros = lambda spec, like: jnp.zeros(
-            like.shape, like.dtype, device=NamedSharding(mesh, spec)
-        )
+        placed = partial(NamedSharding, mesh)
+        zeros = lambda spec, like: jnp.zeros(like.shape, like.dtype, device=placed(spec))
         return jax.tree.map(zeros, _state_specs(shapes, params, mesh), shapes)
 
     def run(
@@ -101,20 +89,17 @@ def sharded(
         take = choose(make(splits=splits))
         own = jax.tree.map(lambda p: _spec(split_of(p.shape, mesh)), params)
         kept = _state_specs(state, params, mesh)
-        deltas = (
-            None if seen[0] is None else jax.tree.map(lambda spec: PartitionSpec(None, *spec), own)
-        )
+        deltas = None
+        if seen[0] is not None:
+            deltas = jax.tree.map(lambda spec: PartitionSpec(None, *spec), own)
 
         def local(mean: Any, state: Any, params: Any, deltas: Any, weights: Any) -> Any:
             return take(mean, state, params, worker_deltas=deltas, weights=weights)
 
         specs = (own, kept, own, deltas, None if seen[1] is None else WHOLE)
-        # Loops over tiles begin with plain zeros, which the check of what varies over devices
-        # refuses.
-        spread = jax.shard_map(
-            local, mesh=mesh, in_specs=specs, out_specs=(own, kept), check_vma=False
-        )
-        return spread(mean, state, params, *seen)
+        # Loops over tiles begin with plain zeros, which `check_vma` refuses.
+        over = partial(jax.shard_map, mesh=mesh, check_vma=False)
+        return over(local, in_specs=specs, out_specs=(own, kept))(mean, state, params, *seen)
 
     def update(
         updates: Any,
@@ -154,13 +139,12 @@ def _axis(mesh: Mesh) -> str:
 def _spec(split: Split) -> PartitionSpec:
     if split.axis is None:
         return WHOLE
-    return PartitionSpec(
-        *(split.mesh_axis if axis == split.axis else None for axis in range(len(split.shape)))
-    )
+    axes = [split.mesh_axis if axis == split.axis else None for axis in range(len(split.shape))]
+    return PartitionSpec(*axes)
 
 
 def _state_specs(state: LearnedState, params: Any, mesh: Mesh) -> LearnedState:
-    """A row or column accumulator whose averaged axis is the split one is the same on every device."""
+    """How the state is split; an accumulator averaged over the split axis is whole everywhere."""
 
     def one(param: Any, ada: Ada) -> Ada:
         split = split_of(param.shape, mesh)

@@ -1,25 +1,33 @@
-"""Tensors of one shape as the kernels take them: small ones laid one after another, large ones
-where they are."""
+"""Tensors of one shape as the kernels take them: small ones copied into one array, large ones in
+place.
+
+`unpack` takes them apart again, a hundred pieces by one kernel. XLA would copy every piece by a
+launch of its own: a model of a hundred layers has hundreds of small vectors, and launching the
+copies would take a tenth of the whole step.
+"""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
-from laconic.outer.blocks import Big, Geometry
 from laconic.outer.features import Ada
-from laconic.outer.kernels import Tuning
-from laconic.outer.layout import Layout, Split, padded
-from laconic.outer.unpack import Piece, unpack
+from laconic.outer.kernels import Tuning, bound, whole
+from laconic.outer.layout import Big, Geometry, Layout, Split, padded
 
 SMALL = 1 << 16  # parameters up to which a tensor is copied to share launches
+FEW = 4  # pieces that are as well copied by XLA
+# Pieces of a launch: a kernel's arguments are 4 KiB at most, and each piece lengthens its code.
+MOST = 96
+LANES = 1024
 
 
 class Tensor(NamedTuple):
-    """One tensor's part in a step; `deltas` is [K, …], or None where the mean is all there is to
-    see."""
+    """One tensor's part in a step; `deltas` is [K, …], or None if only the mean is seen."""
 
     param: jax.Array
     ada: Ada
@@ -36,25 +44,20 @@ class Tensor(NamedTuple):
     @property
     def kind(self) -> Any:
         """What tensors must agree in to share what is computed between the passes."""
-        vector = self.param.ndim < 2
-        length = (
-            pl.next_power_of_2(self.param.size)
-            if vector and self.small and self.param.size
-            else self.param.size
-        )
-        shape = (length,) if vector else self.param.shape
-        whole = self.split.axis is None
+        shape = self.param.shape
+        if self.param.ndim < 2:
+            padded = self.small and self.param.size
+            shape = (pl.next_power_of_2(self.param.size) if padded else self.param.size,)
         dtypes = (self.param.dtype, self.mean.dtype, self.ada.v.dtype)
-        return shape, None if whole else self.split, dtypes, self.share
+        return shape, None if self.split.axis is None else self.split, dtypes, self.share
 
 
 class Stack(NamedTuple):
-    """Tensors of one shape: what each launch works on, and accumulators along A and B [G·L, 3, …]
-    if factored."""
+    """Tensors of one shape; if factored, with accumulators along A and B [G·L, 3, …]."""
 
     layout: Layout
     geometry: Geometry  # the layout's, or that of padded vectors
-    launches: list[Big]
+    launches: list[Big]  # what each launch works on
     lengths: jax.Array | None  # of padded vectors
     along_a: Any
     along_b: Any
@@ -76,14 +79,8 @@ def gather(tensors: Sequence[Tensor]) -> Stack:
     cols: list[Any] = [t.ada.col for t in tensors]
     of_a, of_b = (rows, cols) if layout.wide else (cols, rows)
     along_a = jnp.concatenate([layout.along(x, 0) for x in of_a])
-    return Stack(
-        layout,
-        geometry,
-        views,
-        lengths,
-        along_a,
-        jnp.concatenate([layout.along(x, 1) for x in of_b]),
-    )
+    along_b = jnp.concatenate([layout.along(x, 1) for x in of_b])
+    return Stack(layout, geometry, views, lengths, along_a, along_b)
 
 
 def scatter(
@@ -92,50 +89,52 @@ def scatter(
     """What the kernels wrote, tensor by tensor and in the tensors' own shapes."""
     if stack.geometry.diagonal and len(stepped) == 1 and len(tensors) > 1:
         return _vectors(tensors, stack.geometry.B, stepped[0], tuning)
-    sides, found = _sides(tensors, stack, tuning), []
+    sides = _sides(tensors, stack, tuning)
+    L0 = stack.geometry.L0
+    found = []
     for g, tensor in enumerate(tensors):
-        layout, shape = Layout.of(tensor.param.shape, tensor.split.pair), tensor.param.shape
-        own, begin = (
-            stepped[g if len(stepped) > 1 else 0],
-            stack.geometry.L0 * (g if len(stepped) == 1 else 0),
-        )
-        part = lambda x, begin=begin: jax.lax.slice_in_dim(
-            x, begin, begin + stack.geometry.L0, axis=x.ndim - 4
-        )
-        home = lambda x, layout=layout, part=part, shape=shape: layout.back(
-            part(x)[..., : layout.geometry.B], shape
-        )
-        if layout.geometry.diagonal:
-            row, col = home(own.diagonal).reshape(tensor.ada.row.shape), None
-        else:
-            along_a, along_b = (side[g] for side in sides)
-            (row, at_row), (col, at_col) = ((along_a, 0), (along_b, 1))[:: 1 if layout.wide else -1]
-            assert tensor.ada.col is not None
-            row = layout.from_along(row, tensor.ada.row.shape, at_row)
-            col = layout.from_along(col, tensor.ada.col.shape, at_col)
-        found.append((home(own.param), Ada(home(own.m), home(own.v), row, col)))
+        own = stepped[0] if len(stepped) == 1 else stepped[g]
+        begin = L0 * g if len(stepped) == 1 else 0
+        found.append(_tensor(tensor, own, begin, L0, [side[g] for side in sides]))
     return found
+
+
+def _tensor(
+    tensor: Tensor, own: Big, begin: int, L0: int, sides: Sequence[jax.Array]
+) -> tuple[jax.Array, Ada]:
+    """One tensor's parameters and accumulators, from row `begin` of L₀ on."""
+    layout = Layout.of(tensor.param.shape, tensor.split.pair)
+
+    def home(x: jax.Array) -> jax.Array:
+        part = jax.lax.slice_in_dim(x, begin, begin + L0, axis=x.ndim - 4)
+        return layout.back(part[..., : layout.geometry.B], tensor.param.shape)
+
+    if tensor.ada.col is None:
+        row, col = home(own.diagonal).reshape(tensor.ada.row.shape), None
+    else:
+        at_row, at_col = (0, 1) if layout.wide else (1, 0)
+        row = layout.from_along(sides[at_row], tensor.ada.row.shape, at_row)
+        col = layout.from_along(sides[at_col], tensor.ada.col.shape, at_col)
+    return home(own.param), Ada(home(own.m), home(own.v), row, col)
 
 
 def _vectors(
     tensors: Sequence[Tensor], B: int, own: Big, tuning: Tuning
 ) -> list[tuple[jax.Array, Ada]]:
-    """The same of vectors padded to B and laid one after another."""
-    G, sources = len(tensors), (own.param, own.m, own.v, own.diagonal)
-    rows = [1, 3, 1, 3]
-    sizes = [tensor.param.size for tensor in tensors]
+    """The same of vectors padded to B and concatenated."""
+    sources = (own.param, own.m, own.v, own.diagonal)
+    stride = len(tensors) * B
     pieces = [
-        Piece(i, g * B, rows[i], G * B, size)
-        for g, size in enumerate(sizes)
-        for i in range(len(sources))
+        Piece(i, g * B, source.size // stride, stride, tensor.param.size)
+        for g, tensor in enumerate(tensors)
+        for i, source in enumerate(sources)
     ]
-    new, found = unpack(sources, pieces, tuning), []
+    new = unpack(sources, pieces, tuning)
+    found = []
     for g, t in enumerate(tensors):
-        param, m, v, row = new[4 * g : 4 * g + 4]
-        ada = Ada(
-            m.reshape(t.ada.m.shape), v.reshape(t.ada.v.shape), row.reshape(t.ada.row.shape), None
-        )
-        found.append((param.reshape(t.param.shape), ada))
+        like = (t.param, t.ada.m, t.ada.v, t.ada.row)
+        parts = [x.reshape(y.shape) for x, y in zip(new[4 * g :], like, strict=False)]
+        found.append((parts[0], Ada(*parts[1:], None)))
     return found
 
 
@@ -147,7 +146,7 @@ def _sides(tensors: Sequence[Tensor], stack: Stack, tuning: Tuning) -> list[list
     sizes = [side.size // len(tensors) for side in both]
     pieces = [Piece(i, g * sizes[i], 1, 0, sizes[i]) for i in range(2) for g in range(len(tensors))]
     new = unpack(both, pieces, tuning)
-    shaped = [x.reshape(stack.geometry.L, 3, -1) for x in new]
+    shaped = [x.reshape(stack.geometry.L, *stack.along_a.shape[1:2], -1) for x in new]
     return [shaped[: len(tensors)], shaped[len(tensors) :]]
 
 
@@ -157,3 +156,86 @@ def _view(t: Tensor) -> Big:
     deltas, mean = (t.mean[None], None) if t.deltas is None else (t.deltas, see(t.mean))
     diagonal = layout.see(t.ada.row) if layout.geometry.diagonal else None
     return Big(see(deltas), mean, see(t.param), see(t.ada.m), see(t.ada.v), diagonal)
+
+
+class Piece(NamedTuple):
+    """out[i, j] = source[begin + i·stride + j], of `rows` × `length` numbers."""
+
+    source: int
+    begin: int
+    rows: int
+    stride: int
+    length: int
+
+    @property
+    def kind(self) -> "Piece":
+        """What the kernel's code depends on; where a piece begins is an argument at run time."""
+        return self._replace(begin=0)
+
+
+def unpack(
+    sources: Sequence[jax.Array], pieces: Sequence[Piece], tuning: Tuning
+) -> list[jax.Array]:
+    """The pieces [rows, length], in order."""
+    flat = [source.reshape(-1) for source in sources]
+    found = []
+    if len(pieces) < FEW:
+        return [_sliced(flat[piece.source], piece) for piece in pieces]
+    for begin in range(0, len(pieces), MOST):
+        some = pieces[begin : begin + MOST]
+        begins = jnp.asarray([piece.begin for piece in some], jnp.int32)
+        like = lambda piece: flat[piece.source].dtype
+        outs = [jax.ShapeDtypeStruct((p.rows * p.length,), like(p)) for p in some]
+        run = pl.pallas_call(
+            bound(_program, tuple(piece.kind for piece in some)),
+            grid=(len(some), max(piece.rows for piece in some)),
+            in_specs=[whole(x.shape) for x in (begins, *flat)],
+            out_specs=[whole(out.shape) for out in outs],
+            out_shape=outs,
+            interpret=tuning.interpret,
+            name="learned_unpack",
+            compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        )
+        new = zip(run(begins, *flat), some, strict=True)
+        found += [x.reshape(piece.rows, piece.length) for x, piece in new]
+    return found
+
+
+def _sliced(source: jax.Array, piece: Piece) -> jax.Array:
+    begins = [piece.begin + i * piece.stride for i in range(piece.rows)]
+    return jnp.stack([source[begin : begin + piece.length] for begin in begins])
+
+
+def _program(kinds: tuple[Piece, ...], begins: Any, *refs: Any) -> None:
+    """Copy a row of a piece; where others have more rows, some programs have no work."""
+    ins, outs = refs[: -len(kinds)], refs[-len(kinds) :]
+    number, row = pl.program_id(0), pl.program_id(1)
+    both = zip(kinds, outs, strict=True)
+    copies = [partial(_copy, kind, ins[kind.source], out) for kind, out in both]
+    _branch(number, 0, copies, (begins[number], row))
+
+
+def _branch(
+    number: jax.Array, first: int, copies: Sequence[Any], given: tuple[jax.Array, jax.Array]
+) -> None:
+    """Run the copy of that number by halving: a hundred cases in a chain compile for seconds."""
+    if len(copies) == 1:
+        copies[0](*given)
+        return
+    half = len(copies) // 2
+    low = lambda: _branch(number, first, copies[:half], given)
+    high = lambda: _branch(number, first + half, copies[half:], given)
+    jax.lax.cond(number < first + half, low, high)
+
+
+def _copy(kind: Piece, source: Any, out: Any, begin: jax.Array, row: jax.Array) -> None:
+    lanes = jnp.arange(LANES)
+
+    def block(i: Any, carry: tuple[()]) -> tuple[()]:
+        at = i * LANES + lanes
+        live = (at < kind.length) & (row < kind.rows)
+        x = triton.load(source.at[begin + row * kind.stride + at], mask=live, other=0.0)
+        triton.store(out.at[row * kind.length + at], x, mask=live)
+        return carry
+
+    jax.lax.fori_loop(0, pl.cdiv(kind.length, LANES), block, ())

@@ -1,5 +1,4 @@
-"""Walking over a tensor a tile at a time, so that what is computed per parameter never exists for
-all of them."""
+"""Walking over a tensor a tile at a time: features never exist for all parameters at once."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,15 +8,15 @@ import jax
 import jax.numpy as jnp
 
 # On a CPU. Sums over a tile start some forty small programs, so their tiles are large. A product of
-# up to 1152 columns runs in the thread that asks for it, its layers in that core's cache; larger
-# ones are shared out to all cores, which costs two of them more than it saves. Small tensors are
-# stepped at once: meta-training has many of them side by side.
-SUMS, STEPS, SMALL = 1 << 15, 1152, 1 << 12
-FEW_ROWS, LANES = (
-    5,
-    16,
-)  # tiles of two to four rows take longer than those of one; a cache line holds 16 numbers
-ACCELERATOR_TILE = 1 << 22  # as much at once as keeps the hidden layers under half a gigabyte
+# up to 1152 columns runs in the calling thread, its layers in that core's cache; a larger one is
+# spread over all cores, which costs more than it saves. Small tensors are stepped at once:
+# meta-training has many of them side by side.
+SUMS = 1 << 15
+STEPS = 1152
+SMALL = 1 << 12
+FEW_ROWS = 5  # tiles of two to four rows take longer than those of one
+LANES = 16  # numbers in a cache line
+ACCELERATOR_TILE = 1 << 22  # keeps the hidden layers under half a gigabyte
 
 
 class Tiles(NamedTuple):
@@ -29,28 +28,26 @@ class Tiles(NamedTuple):
     lanes: int  # what a tile of one row of steps is a multiple of; 1 for as many rows as fit
 
     def walk(self, shape: tuple[int, int, int]) -> "Walk":
-        """How the steps of a tensor [L, A, B] are gone over."""
+        """The walk that steps a tensor [L, A, B]."""
         return Walk(shape, self.small if math.prod(shape) <= self.small else self.steps, self.lanes)
 
 
 def default_tiles(tile: int | None = None) -> Tiles:
-    """What suits the platform JAX runs on, or `tile` for all of them."""
+    """What suits the platform JAX runs on, or `tile` in all places."""
     if jax.default_backend() == "cpu":
         return Tiles(tile or SUMS, tile or STEPS, tile or SMALL, LANES)
     return Tiles(*[tile or ACCELERATOR_TILE] * 3, lanes=1)
 
 
 class Masks(NamedTuple):
-    """1 on the rows [1, 1, a, 1] and columns [1, 1, 1, b] of a tile that no earlier tile had, else
-    0."""
+    """1 on the rows [1, 1, a, 1] and columns [1, 1, 1, b] of a tile that are new to it, else 0."""
 
     rows: jax.Array
     cols: jax.Array
 
 
 class Walk(NamedTuple):
-    """Goes over a tensor of shape [L, A, B] in tiles of one layer, or over all of it at once if it
-    is small."""
+    """Goes over a tensor [L, A, B] in tiles of one layer, or over all of it at once if small."""
 
     shape: tuple[int, int, int]
     tile: int
@@ -58,8 +55,7 @@ class Walk(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Rows and columns of a tile: whole rows if they fit; with lanes, several only if they are
-        many."""
+        """Rows and columns of a tile: whole rows if they fit; with lanes, one or many."""
         _, A, B = self.shape
         cols = min(B, self.tile)
         rows = max(1, min(A, self.tile // cols))
@@ -86,9 +82,10 @@ class Walk(NamedTuple):
         return self.shape[0] * down * across
 
     def _place(self, i: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Masks]:
-        """Where tile i begins; the last ones of a row or column are moved back to stay inside,
-        hence the masks."""
-        (_, A, B), (rows, cols), (down, across) = self.shape, self.size, self._blocks
+        """Where tile i begins; the last ones are moved back to stay inside, hence the masks."""
+        _, A, B = self.shape
+        rows, cols = self.size
+        down, across = self._blocks
         row, col = (i // across % down) * rows, (i % across) * cols
         at = (i // (down * across), jnp.minimum(row, A - rows), jnp.minimum(col, B - cols))
         fresh = lambda begin, nominal, n: (begin + jnp.arange(n) >= nominal).astype(jnp.float32)
@@ -99,11 +96,12 @@ class Walk(NamedTuple):
         return at, masks if across > 1 else masks._replace(cols=jnp.ones((1, 1, 1, cols)))
 
     def _cut(self, fields: Any, bare: Any, at: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
-        """The tile of every field, from the same fields `bare`; an axis of length 1 is the same for
-        all tiles."""
+        """The tile of every field, from the same fields `bare`; axes of length 1 are not cut."""
+        begins = (0, *at)
 
         def cut(field: jax.Array, x: jax.Array) -> jax.Array:
-            shape, begins, lengths = field.shape, (0, *at), (field.shape[0], 1, *self.size)
+            shape = field.shape
+            lengths = (shape[0], 1, *self.size)
             for i, axis in enumerate(_cut_axes(shape)):
                 if shape[axis] not in (1, lengths[axis]):
                     x = jax.lax.dynamic_slice_in_dim(x, begins[axis], lengths[axis], i)
@@ -123,9 +121,7 @@ class Walk(NamedTuple):
             return function(self._cut(fields, bare, at), masks)
 
         def body(i: jax.Array, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            total, lost = (
-                both  # Kahan's sum: thousands of tiles of the same size would round the same way
-            )
+            total, lost = both  # Kahan's sum: thousands of like tiles would round the same way
             term = one(i) - lost
             new = total + term
             return new, (new - total) - term
@@ -136,10 +132,9 @@ class Walk(NamedTuple):
     def fill(
         self, function: Callable[[Any, Any], tuple[jax.Array, Any]], fields: Any, scratch: Any
     ) -> jax.Array:
-        """The values of every tile by `function(tile, scratch) → values, scratch`, put together as
-        [1, L, A, B].
+        """The values [1, L, A, B] by `function(tile, scratch) → values, scratch` of every tile.
 
-        `scratch` is memory that the function writes over, handed on from tile to tile, or None.
+        `scratch` is memory that is handed on from tile to tile, or None.
         """
         if self.whole:
             return function(fields, scratch)[0]
@@ -154,19 +149,16 @@ class Walk(NamedTuple):
 
 
 def _cut_axes(shape: Sequence[int]) -> list[int]:
-    """The axes that a tensor has while it is cut: on a CPU those of more than one, see `_bare`."""
-    return [
-        axis for axis, length in enumerate(shape) if length > 1 or jax.default_backend() != "cpu"
-    ]
+    """The axes that a tensor has while it is cut: on a CPU those longer than 1, see `_bare`."""
+    every = jax.default_backend() != "cpu"
+    return [axis for axis, length in enumerate(shape) if length > 1 or every]
 
 
 def _bare(fields: Any) -> Any:
-    """Without axes of length 1: to have them where a loop expects them XLA's CPU compiler copies
-    the whole tensor."""
+    """Without axes of length 1: for their layout XLA's CPU compiler would copy the whole tensor."""
     return jax.tree.map(lambda x: x.reshape([x.shape[axis] for axis in _cut_axes(x.shape)]), fields)
 
 
 def _share(length: int, most: int) -> int:
-    """The longest of equal shares of `length` that are at most `most` each: less is done twice at
-    the end."""
+    """The longest of equal shares of `length` that are at most `most` each."""
     return -(-length // -(-length // most))

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from laconic.device import has_tensor_cores
 from laconic.errors import LaconicError, require_positive
 from laconic.tasks.layers import LayerNorm, Linear, apply_blocks
-from laconic.units import has_units
 
 ROTARY_BASE = 10_000.0
 LONGEST, WIDEST = 32, 64  # positions and head size that one warp keeps in its registers
@@ -84,7 +84,7 @@ def over_heads(attend: Attend, heads: int, qkv: jax.Array) -> jax.Array:
 
 def has_kernel(T: int, E: int, dtype: Any) -> bool:
     """Whether a GPU can run the kernel: bfloat16, few positions, E a power of two."""
-    if jax.default_backend() != "gpu" or not has_units():
+    if jax.default_backend() != "gpu" or not has_tensor_cores():
         return False
     return dtype == jnp.bfloat16 and T <= LONGEST and NARROWEST <= E <= WIDEST and E & (E - 1) == 0
 

@@ -12,7 +12,7 @@ from laconic.compress import DENSE
 from laconic.method import REFUSALS
 from laconic.methods import METHODS, definition_of, own_methods, parse_method
 from laconic.outer import OUTER, Entry
-from laconic.outer.nesterov import nesterov
+from laconic.outer.momentum import nesterov
 from laconic.round import Server, communication_round, draw_items, init_round
 from laconic.tasks.base import plain_task
 from laconic.workers import Simulated

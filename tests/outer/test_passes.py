@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from laconic.outer import learned, passes, perceptron, stacks
-from laconic.outer.blocks import Cut, Geometry
 from laconic.outer.kernels import Tuning
+from laconic.outer.layout import Cut, Geometry
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
 from tests.outer.cases import CUT, LOPT_A, Case, assert_accumulators, step
@@ -287,7 +287,7 @@ def test_two_models_in_a_vmap():
 def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     choose = lambda path, spec, *sizes: learned.choose(path, spec, sizes)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(learned, "has_units", lambda: True)
+    monkeypatch.setattr(learned, "has_tensor_cores", lambda: True)
     learned._say.cache_clear()
     with caplog.at_level(logging.INFO, "laconic"):
         assert [choose("passes", LOPT_A, 1000, 1) for _ in range(2)] == ["passes", "passes"]
@@ -300,18 +300,18 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
     for spec in (LearnedOptimizer("lopt"), LearnedOptimizer("lopt-a", hidden=24)):
         with raises_clearly("accumulators", "power of two", "path='auto'"):
             choose("passes", spec, 1000)
-    assert choose("passes", LAGG_A[8], passes.REACH // 8 - 1) == "passes"
+    assert choose("passes", LAGG_A[8], passes.OFFSETS // 8 - 1) == "passes"
     with raises_clearly("are below", "path='auto'"):
-        choose("passes", LAGG_A[8], passes.REACH // 8)
+        choose("passes", LAGG_A[8], passes.OFFSETS // 8)
     vectors = [
         stacks.SMALL - 1
     ] * 6_000  # padded and in one array each, three momenta are nearly 1.2 · 10⁹ numbers
     assert choose("passes", LOPT_A, *vectors) == "passes"
     with raises_clearly("are below", "path='auto'"):
         choose("passes", LOPT_A, *vectors, *vectors)
-    monkeypatch.setattr(learned, "has_units", lambda: False)
+    monkeypatch.setattr(learned, "has_tensor_cores", lambda: False)
     assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
-    monkeypatch.setattr(learned, "has_units", lambda: True)
+    monkeypatch.setattr(learned, "has_tensor_cores", lambda: True)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert choose("auto", LOPT_A, 1 << 30) == "tensorwise"
 
@@ -321,11 +321,11 @@ def test_which_path_is_taken_is_said_once(monkeypatch, caplog, raises_clearly):
 )
 def test_which_gpus_have_the_units(capability, has, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
-    assert learned.has_units() is has
+    assert learned.has_tensor_cores() is has
 
 
 def test_a_cpu_has_no_such_units():
-    assert not learned.has_units()
+    assert not learned.has_tensor_cores()
 
 
 def test_half_has_no_first_layer_on_ordinary_units(raises_clearly):

@@ -119,7 +119,7 @@ def test_only_gpus_half_precision_and_few_positions_have_it(monkeypatch):
     assert not has_kernel(16, 16, jnp.bfloat16)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not has_kernel(16, 16, jnp.bfloat16)  # a GPU without units for it
-    monkeypatch.setattr(module, "has_units", lambda: True)
+    monkeypatch.setattr(module, "has_tensor_cores", lambda: True)
     assert has_kernel(16, 16, jnp.bfloat16)
     assert has_kernel(32, 64, jnp.bfloat16)
     for T, E, dtype in (

@@ -1,11 +1,11 @@
-"""SlowMo against its twin, and against optax's momentum, which it is at a constant γ."""
+"""Averaging is W − Δ to the bit; Nesterov momentum and SlowMo step like their twins."""
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from laconic.outer.base import from_optax
-from laconic.outer.slowmo import slowmo
+from laconic.outer.momentum import average, nesterov, slowmo
 from tests import reference as ref
 from tests.outer.trees import (
     SMALL,
@@ -17,7 +17,37 @@ from tests.outer.trees import (
 )
 
 
-def test_like_the_twin():
+def test_average_like_the_twin():
+    assert_rounds_like(average(), ref.Average(), 1e-6)
+
+
+def test_it_is_sgd_of_rate_one():
+    params, mean_T = (
+        random_tree(SMALL, 3),
+        {name: d[:, 0] for name, d in random_deltas(SMALL, 20, 1, 4).items()},
+    )
+    ours, _, _ = run_outer(average(), params, mean_T)
+    theirs, _, _ = run_outer(from_optax(optax.sgd(1.0)), params, mean_T)
+    for name, start in params.items():
+        expected, now = [], start
+        for delta in mean_T[name]:
+            now = now - delta
+            expected.append(now)
+        np.testing.assert_array_equal(ours[name], np.stack(expected))
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+def test_nesterov_like_the_twin():
+    assert_rounds_like(
+        nesterov(learning_rate=0.3, momentum=0.8), ref.Nesterov(lr=0.3, beta=0.8), 1e-6
+    )
+
+
+def test_the_defaults_are_those_of_diloco():
+    assert_rounds_like(nesterov(), ref.Nesterov(lr=0.7, beta=0.9), 1e-6)
+
+
+def test_slowmo_like_the_twin():
     assert_rounds_like(
         slowmo(gamma=0.3, alpha=0.7, beta=0.9), ref.SlowMo(alpha=0.7, beta=0.9, gamma=0.3), 1e-6
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.outer import mlp
+from laconic.outer import tensor
 from laconic.outer.learned import LearnedOptimizer
 from laconic.outer.tiles import Walk
 from tests import reference
@@ -24,14 +24,14 @@ def compiled(spec: LearnedOptimizer) -> Any:
 def sum_by_sum(monkeypatch):
     """As for large tensors; the fixture's value is a list with an entry for each tensor that was
     stepped so."""
-    written_out, traced = mlp.written_out, []
+    written_out, traced = tensor.written_out, []
 
     def counted(theta: Any, h: jax.Array) -> Any:
         traced.append(h.shape)
         return written_out(theta, h)
 
-    monkeypatch.setattr(mlp, "LARGE", 0)
-    monkeypatch.setattr(mlp, "written_out", counted)
+    monkeypatch.setattr(tensor, "LARGE", 0)
+    monkeypatch.setattr(tensor, "written_out", counted)
     return traced
 
 
@@ -46,20 +46,20 @@ def test_the_last_layer_sum_by_sum_steps_like_the_twin(spec, sum_by_sum):
 
 
 def test_sums_are_written_out_for_large_tensors_and_narrow_layers_on_a_cpu(monkeypatch):
-    narrow, wide = ({"b1": jnp.zeros(hidden)} for hidden in (mlp.NARROW, mlp.NARROW + 1))
+    narrow, wide = ({"b1": jnp.zeros(hidden)} for hidden in (tensor.NARROW, tensor.NARROW + 1))
     large, small = Walk((4, 512, 512), 1152), Walk((4, 512, 511), 1152)
-    assert mlp.default_last(narrow, large) is mlp.written_out
-    assert [mlp.default_last(*both) for both in ((narrow, small), (wide, large))] == [
-        mlp.product
+    assert tensor.default_last(narrow, large) is tensor.written_out
+    assert [tensor.default_last(*both) for both in ((narrow, small), (wide, large))] == [
+        tensor.product
     ] * 2
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert mlp.default_last(narrow, large) is mlp.product
+    assert tensor.default_last(narrow, large) is tensor.product
 
 
 def test_a_wide_mlp_whose_further_units_are_idle_steps_like_a_narrow_one(sum_by_sum):
     """The last layer is written out for narrow ones, and is a product for wide ones."""
     wide, shapes = (
-        LearnedOptimizer("lopt-a", hidden=mlp.NARROW + 6),
+        LearnedOptimizer("lopt-a", hidden=tensor.NARROW + 6),
         {"vector": (7,), "large": (36, 133)},
     )
     case = Case(LOPT_A, shapes, seed=61)
@@ -76,13 +76,13 @@ def test_a_wide_mlp_whose_further_units_are_idle_steps_like_a_narrow_one(sum_by_
 
 
 @pytest.mark.parametrize("hidden", [1, 2, 3, 5])
-@pytest.mark.parametrize("large", [0, mlp.LARGE], ids=["sum by sum", "product"])
+@pytest.mark.parametrize("large", [0, tensor.LARGE], ids=["sum by sum", "product"])
 def test_a_few_hidden_units_see_all_features_of_tensors_with_an_axis_of_one(
     hidden, large, monkeypatch
 ):
     """So few that rows and columns can go through the first layer by themselves however short an
     axis is."""
-    monkeypatch.setattr(mlp, "LARGE", large)
+    monkeypatch.setattr(tensor, "LARGE", large)
     shapes = {"column": (9, 1), "row": (1, 9), "matrix": (7, 6), "one": (1, 1)}
     spec, params = LearnedOptimizer("lopt-a", hidden=hidden), random_tree(shapes, 63)
     theta = {name: np.asarray(x) for name, x in spec.init(jax.random.key(64)).items()}

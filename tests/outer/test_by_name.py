@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from laconic.outer.named import by_name, optax_names
+from laconic.outer.base import by_name, optax_names
 from tests.outer.trees import SMALL, random_deltas, random_tree, run_outer
 
 

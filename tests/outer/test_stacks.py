@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.outer import unpack as module
+from laconic.outer import stacks
 from laconic.outer.kernels import Tuning, bound
-from laconic.outer.unpack import Piece, unpack
+from laconic.outer.stacks import Piece, unpack
 
 INTERPRETED = Tuning(interpret=True)
 
@@ -31,9 +31,9 @@ def pieces_of(rng, sizes, count):
     return found
 
 
-@pytest.mark.parametrize("count", [1, module.FEW, 2 * 8 + 5])
+@pytest.mark.parametrize("count", [1, stacks.FEW, 2 * 8 + 5])
 def test_every_piece_is_the_slice(monkeypatch, count):
-    monkeypatch.setattr(module, "MOST", 8)
+    monkeypatch.setattr(stacks, "MOST", 8)
     rng, sizes = np.random.default_rng(count), (6_000, 9_000)
     sources = [
         jnp.asarray(rng.normal(size=(3, sizes[0] // 3)), jnp.float32),
@@ -63,5 +63,5 @@ def test_launches_of_the_same_pattern_share_their_code():
     object for object."""
     pattern = [Piece(0, 0, 1, 0, 5), Piece(0, 0, 3, 20, 7)]
     at = lambda begin: tuple(piece._replace(begin=begin).kind for piece in pattern)
-    assert bound(module._program, at(3)) is bound(module._program, at(11))
-    assert bound(module._program, at(3)) is not bound(module._program, at(3)[:1])
+    assert bound(stacks._program, at(3)) is bound(stacks._program, at(11))
+    assert bound(stacks._program, at(3)) is not bound(stacks._program, at(3)[:1])
