@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.reproduce.experiment import narrowed, parts_of
-from laconic.reproduce.page import tables
-from laconic.reproduce.registry import experiment
-from laconic.reproduce.scale import at_scale
+from laconic.reproduce import named_experiment
+from laconic.reproduce.outcome import tables
 from laconic.show.comparison import summary_table
 from laconic.show.sweep import ranking_text
 from laconic.store.records import read
@@ -83,8 +81,8 @@ def sweep(folder: Path) -> str:
 def experiment_tables(folder: Path) -> list[str]:
     """The tables of an experiment of the paper as Markdown, made from its last record."""
     last = records_of(folder)[-1]
-    whole = at_scale(experiment(last["name"]), last["scale"])
-    done = narrowed(whole, set(parts_of(whole)) - set(last.get("left", [])))
+    whole = named_experiment(last["name"]).at_scale(last["scale"])
+    done = whole.narrowed(set(whole.names()) - set(last.get("left", [])))
     return [markdown(table.headers, table.rows) for table in tables(done, last["rows"])]
 
 

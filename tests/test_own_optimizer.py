@@ -16,9 +16,11 @@ from laconic.method import Setting
 from laconic.methods import definition_of, parse_method
 from laconic.outer import OUTER
 from laconic.recipes.sweeps import SWEEPS, sweeps
-from laconic.reproduce.experiment import Experiment, SweepPanel
-from laconic.reproduce.registry import EXPERIMENTS, experiment
+from laconic.reproduce import EXPERIMENTS, named_experiment
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.panel import Panel
 from laconic.reproduce.run import resume_experiment
+from laconic.reproduce.sweep_panel import SweepPanel
 from laconic.runs.grid import Sweep
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import SweepConfig
@@ -167,17 +169,17 @@ def test_it_is_in_every_panel_and_every_table_of_tuned_values(registered):
     )
     seen = 0
     for name, plain in EXPERIMENTS.items():
-        found = experiment(name)
-        for before, after in zip(plain.panels, found.panels, strict=True):
+        found = named_experiment(name)
+        for before, after in zip(plain.of(Panel), found.of(Panel), strict=True):
             row = f"{NAME}:rate=0.003,label={NAME}"
             assert after.config.optimizers == (*before.config.optimizers, row)
             assert replace(after, config=before.config) == before
             seen += 1
-        more = found.sweeps[len(plain.sweeps) :]
+        more = found.of(SweepPanel)[len(plain.of(SweepPanel)) :]
         of = lambda c, rank_by: (c.task, c.workers, c.local_steps, c.federated, rank_by)
-        settings = {of(row.config, row.rank_by) for row in plain.sweeps}
+        settings = {of(row.config, row.rank_by) for row in plain.of(SweepPanel)}
         settings = {setting for setting in settings if setting[1] > 1}
-        assert found.sweeps[: len(plain.sweeps)] == plain.sweeps
+        assert found.of(SweepPanel)[: len(plain.of(SweepPanel))] == plain.of(SweepPanel)
         assert {of(x.config, x.rank_by) for x in more} == settings
         assert len(more) == len(settings)
         assert {(row.config.method, row.config.grid) for row in more} <= {(NAME, registered.grid)}
@@ -188,21 +190,21 @@ def test_it_is_in_every_panel_and_every_table_of_tuned_values(registered):
 
 def test_without_it_experiments_are_as_they_were(registered, monkeypatch):
     monkeypatch.delitem(OUTER, NAME)
-    assert all(experiment(name) is found for name, found in EXPERIMENTS.items())
+    assert all(named_experiment(name) is found for name, found in EXPERIMENTS.items())
     assert sweeps() == SWEEPS
 
 
 def test_a_row_may_say_its_own_label(registered, monkeypatch):
     monkeypatch.setitem(OUTER, NAME, registered._replace(row="label=Signs"))
-    assert experiment("fig-ablation").panels[0].config.optimizers[-1] == f"{NAME}:label=Signs"
+    assert named_experiment("fig-ablation").parts[0].config.optimizers[-1] == f"{NAME}:label=Signs"
     monkeypatch.setitem(OUTER, NAME, registered._replace(row=""))
-    assert experiment("fig-ablation").panels[0].config.optimizers[-1] == f"{NAME}:label={NAME}"
+    assert named_experiment("fig-ablation").parts[0].config.optimizers[-1] == f"{NAME}:label={NAME}"
 
 
 def test_an_experiment_is_carried_out_with_it(command, tmp_path, monkeypatch, raises_clearly):
     small = replace(SMALL, optimizers=SMALL.optimizers[:1])
-    panels = (replace(DIGITS.panels[1], config=small, shown=("train", "test-accuracy")),)
-    monkeypatch.setitem(EXPERIMENTS, "digits", replace(DIGITS, panels=panels, averaged=()))
+    panels = (replace(DIGITS.of(Panel)[1], config=small, shown=("train", "test-accuracy")),)
+    monkeypatch.setitem(EXPERIMENTS, "digits", replace(DIGITS, parts=panels, averaged=()))
     out = command("reproduce", "digits", "--scale", "full", "--out", "digits")
     folder = tmp_path / "digits"
     assert NAME in out
@@ -237,10 +239,9 @@ def test_tuned_values_are_found_for_it(command, tmp_path, monkeypatch):
         config,
         "minimum",
         {"gamma": 0.5},
+        "Digits, K = 2, train loss",
     )
-    monkeypatch.setitem(
-        EXPERIMENTS, "tuned", Experiment("tuned", "Tuned", "tuned values", sweeps=(row,))
-    )
+    monkeypatch.setitem(EXPERIMENTS, "tuned", Experiment("tuned", "Tuned", "tuned values", (row,)))
     command("reproduce", "tuned", "--scale", "full", "--out", "tuned")
     first, second = records(tmp_path / "tuned")[-1]["rows"]
     assert first["panel"] == "Digits, K = 2, train loss: Local SGD"

@@ -8,13 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from laconic.reproduce.experiment import narrowed, parts_of
-from laconic.reproduce.outcome import rows_of
-from laconic.reproduce.page import write_outcome
-from laconic.reproduce.registry import experiment
-from laconic.reproduce.scale import at_scale
-from laconic.reproduce.timings import timing_rows
-from laconic.reproduce.tuning import sweep_name, tuned_rows
+from laconic.reproduce import named_experiment
+from laconic.reproduce.outcome import rows_of, write_outcome
+from laconic.reproduce.run import read_runs
 from laconic.runs.publish import results_of
 from laconic.show.comparison import summarise, summary_table
 from laconic.show.sweep import ranking_text
@@ -176,7 +172,7 @@ def test_the_docs_show_the_sweeps_rankings(sweep):
 
 @pytest.mark.parametrize("task", ["cifar10-mlp2", "cifar10-cnn"])
 def test_baselines_that_the_paper_does_not_give_are_the_best_of_the_sweeps(task):
-    (panel,) = (panel for panel in experiment("table-speedup").panels if panel.name == task)
+    (panel,) = (panel for panel in named_experiment("table-speedup").parts if panel.name == task)
     for method in ("local-sgd", "slowmo", "sgd", "adam"):
         best = read(ROOT / "results" / "sweeps" / f"{task}-k8-h4-{method}" / "records.jsonl")[-1][
             "best"
@@ -203,23 +199,13 @@ def test_the_docs_say_how_the_cnn_does_at_the_papers_values():
 
 @pytest.mark.parametrize("run", EXPERIMENTS, ids=lambda run: run.name)
 def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tmp_path):
-    found = at_scale(experiment(run.name.removesuffix("-full")), "full")
-    records = read(run / "records.jsonl")
-    found = narrowed(found, set(parts_of(found)) - set(records[-1].get("left", [])))
-    panels = {
-        panel.name: read(run / "panels" / panel.name / "records.jsonl") for panel in found.panels
-    }
-    timed = {
-        timing.name: read(run / "timings" / timing.name / "records.jsonl")
-        for timing in found.timings
-    }
-    names = [sweep_name(panel, tuning) for panel in found.panels for tuning in panel.tuned]
-    sought = {name: read(run / "sweeps" / name / "records.jsonl") for name in names}
-    assert records[-1]["rows"] == plain(
-        rows_of(found, panels) + tuned_rows(found, sought) + timing_rows(found, timed)
-    )
+    found = named_experiment(run.name.removesuffix("-full"))
+    record = read(run / "records.jsonl")[-1]
+    found = found.narrowed(set(found.names()) - set(record.get("left", [])))
+    runs = read_runs(found, run)
+    assert record["rows"] == plain(rows_of(found, runs))
     tables = tables_of(run / "table.md")
-    write_outcome(tmp_path, found, records[-1], panels, timed)
+    write_outcome(tmp_path, found, record, runs)
     assert tables_of(tmp_path / "table.md") == tables
     for table in tables:
         assert table in DOCS

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from laconic.reproduce.registry import EXPERIMENTS
+from laconic.reproduce import EXPERIMENTS
 from laconic.store.records import read
 from laconic.tasks.catalog import make_task
 from laconic.zoo import load
@@ -84,7 +84,7 @@ def matrices_of(task):
 
 def test_the_shares_are_of_the_models_matrices(real_data):
     real_data("tiny-imagenet-32")
-    for panel in EXPERIMENTS["fig-large"].panels[:2]:
+    for panel in EXPERIMENTS["fig-large"].parts[:2]:
         assert matrices_of(panel.config.task) == MATRICES[panel.name]
     assert matrices_of(read(SMALL / "records.jsonl")[0]["config"]["task"]) == 19
 

@@ -18,21 +18,17 @@ from laconic.cli.console import (
     go_on,
     out,
     say,
-    table,
     timing_bar,
     wants_resume,
 )
 from laconic.cli.meta_train import MetaDisplay
 from laconic.errors import LaconicError
-from laconic.reproduce.compiling import spare_compiling
-from laconic.reproduce.experiment import narrowed, needs, parts_of
-from laconic.reproduce.folder import read_header
-from laconic.reproduce.notes import left_line, scale_line
-from laconic.reproduce.page import tables
-from laconic.reproduce.registry import EXPERIMENTS, experiment
+from laconic.reproduce import EXPERIMENTS, named_experiment
+from laconic.reproduce.outcome import left_line, scale_line, tables
+from laconic.reproduce.part import Watching
 from laconic.reproduce.run import reproduce, resume_experiment
-from laconic.reproduce.scale import at_scale
-from laconic.runs.folder import Interrupted, Observer
+from laconic.reproduce.scale import compile_quickly
+from laconic.runs.folder import Interrupted, Observer, read_header
 
 _RESUME = "Take up an experiment where it stopped; its name and scale come from the folder."
 
@@ -62,7 +58,7 @@ class ReproduceResumeConfig:
     """The folder of the experiment."""
 
 
-class OnScreen:
+class OnScreen(Watching):
     """Shows each run of an experiment as its own command would."""
 
     @contextmanager
@@ -105,7 +101,7 @@ def run_reproduce(argv: Sequence[str]) -> int:
             ReproduceConfig, args=list(argv), prog="laconic reproduce", description=about
         )
     if _scale(again) == "smoke":
-        spare_compiling(os.environ)
+        compile_quickly(os.environ)
     with StopFlag() as stop:
         try:
             if isinstance(again, ReproduceResumeConfig):
@@ -129,27 +125,25 @@ def run_reproduce(argv: Sequence[str]) -> int:
     return 0
 
 
-def _scale(again: ReproduceConfig | ReproduceResumeConfig) -> str | None:
-    """What is asked for, or what a folder was begun with; None if it has no header, which is
-    refused later."""
+def _scale(again: ReproduceConfig | ReproduceResumeConfig) -> str:
+    """What is asked for, or what a folder was begun with."""
     if isinstance(again, ReproduceConfig):
         return again.scale
-    header = read_header(again.resume)
-    return None if header is None else header["scale"]
+    return read_header(again.resume, "experiment")["scale"]
 
 
 def _list() -> int:
     for name, found in EXPERIMENTS.items():
         out.print(f"[bold cyan]{name:<20}[/] {found.what}", highlight=False, soft_wrap=True)
-        out.print(f"{'':<20} [dim]full: {needs(found)}[/]", highlight=False, soft_wrap=True)
+        out.print(f"{'':<20} [dim]full: {found.needs()}[/]", highlight=False, soft_wrap=True)
     return 0
 
 
 def _print_outcome(folder: Path, record: dict[str, Any]) -> None:
-    found = at_scale(experiment(record["name"]), record["scale"])
-    found = narrowed(found, set(parts_of(found)) - set(record.get("left", [])))
+    found = named_experiment(record["name"]).at_scale(record["scale"])
+    found = found.narrowed(set(found.names()) - set(record.get("left", [])))
     for shown in tables(found, record["rows"]):
-        out.print(table(shown.headers, shown.rows, shown.title, left=2))
+        out.print(shown.terminal())
     for line in (*scale_line(record), *left_line(record)):
         say(line)
     for name in ("table.md", "table.html", "figure.png", "records.jsonl"):

@@ -1,16 +1,143 @@
-"""The paper's federated experiments: test accuracy of all baselines and FedLOpt, and the class
-mixes of clients."""
+"""The paper's federated experiments: class mixes of a population's clients as a part of an
+experiment, and test accuracy of all baselines and FedLOpt."""
 
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from laconic.federated.population import Federated
-from laconic.methods import definition_of
-from laconic.recipes.sweeps import SWEEPS
-from laconic.reproduce import paper
-from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel, Use
-from laconic.reproduce.settings import by_recipe
+import numpy as np
+
+from laconic.data.partition import class_counts
+from laconic.federated.population import RUNS, Federated, draw_rows, labels_of
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.panel import Panel, Use
+from laconic.reproduce.paper import by_recipe
+from laconic.reproduce.part import Part, Record, Runner, Runs, plural
 from laconic.runs.compare import CompareConfig
-from laconic.runs.sweep import SweepConfig
+from laconic.show.figures import axes_grid, finish_axes, plot_style
+from laconic.show.table import Table, number
+from laconic.tasks.catalog import make_task
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRIC = "mix"
+SEED = 0  # whose partition is shown
+HEADERS = [
+    *("population", "clients", "samples each", "classes a client has", "effective classes"),
+    "share of its largest",
+]
+
+
+@dataclass(frozen=True)
+class MixPanel(Part):
+    """How the classes of a population are mixed; so many clients are drawn."""
+
+    task: str
+    federated: Federated
+    drawn: int = 30
+
+    SMALL = "nothing is smaller, as nothing is trained"
+
+    def tasks(self) -> list[str]:
+        """The task whose classes are counted."""
+        return [self.task]
+
+    def smoke(self) -> "MixPanel":
+        """Counting is quick at any scale."""
+        return self
+
+    def run(self, runner: Runner) -> Runs:
+        """Nothing is run: the partition is counted for its row."""
+        return {}
+
+    def read(self, folder: Path) -> Runs:
+        """Nothing is run."""
+        return {}
+
+    def done(self, folder: Path, shown: Collection[str]) -> bool:
+        """Whether the last outcome shows it."""
+        return self.title in shown
+
+    @classmethod
+    def needs(cls, experiment: Experiment) -> list[str]:
+        """Partitions."""
+        return [plural(len(experiment.of(cls)), "partition")]
+
+    @classmethod
+    def rows(cls, experiment: Experiment, runs: Mapping[str, Runs]) -> list[Record]:
+        """Sizes of each population, classes a client has, and the counts that are drawn."""
+        return [part._row() for part in experiment.of(cls)]
+
+    def _row(self) -> Record:
+        task = make_task(self.task)
+        labels = labels_of(task)
+        partition = draw_rows(self.federated, task, RUNS, SEED)
+        counts = class_counts(labels, partition, task.classes or int(labels.max()) + 1)
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        entropy = -np.sum(shares * np.log(np.where(shares > 0, shares, 1)), axis=1)
+        return {
+            "panel": self.title,
+            "label": self.task,
+            "metric": METRIC,
+            "clients": len(counts),
+            "samples": sorted({int(n) for n in counts.sum(axis=1)}),
+            "classes_held": float((counts > 0).sum(axis=1).mean()),
+            "largest_share": float(shares.max(axis=1).mean()),
+            "effective_classes": float(np.exp(entropy).mean()),
+            "counts": counts[: self.drawn].tolist(),
+        }
+
+    @classmethod
+    def tables(cls, experiment: Experiment, rows: Sequence[Record]) -> list[Table]:
+        """A line for each population; effective classes are e to the entropy of a client's mix."""
+        lines = [
+            [
+                row["panel"],
+                str(row["clients"]),
+                " to ".join(str(n) for n in dict.fromkeys((row["samples"][0], row["samples"][-1]))),
+                number(row["classes_held"]),
+                number(row["effective_classes"]),
+                f"{100 * row['largest_share']:.0f} %",
+            ]
+            for row in rows
+            if row["metric"] == METRIC
+        ]
+        return [Table(experiment.title, HEADERS, lines)]
+
+    @classmethod
+    def draw(
+        cls,
+        experiment: Experiment,
+        runs: Mapping[str, Runs],
+        rows: Sequence[Record],
+        note: str,
+        columns: int,
+    ) -> "Figure":
+        """A bar for each client, divided into its classes."""
+        from matplotlib import colormaps
+
+        mixes = [row for row in rows if row["metric"] == METRIC]
+        look = {"title": experiment.title, "note": note, "extra": 0.4}
+        with plot_style():
+            figure, axes = axes_grid(len(mixes), min(columns, 2), cell=(5.2, 4.4), **look)
+            for ax, row in zip(axes, mixes, strict=True):
+                counts = np.array(row["counts"])
+                clients = np.arange(len(counts))
+                starts = np.cumsum(counts, axis=1) - counts
+                for c in range(counts.shape[1]):
+                    colour = colormaps["tab20"](c % 20)
+                    bars = {"left": starts[:, c], "color": colour, "label": f"{c}"}
+                    ax.barh(clients, counts[:, c], 0.9, **bars)
+                finish_axes(ax, "samples", "client", row["panel"], grid="x")
+                ax.invert_yaxis()
+            where = {"loc": "outside lower center", "ncols": 10, "frameon": False}
+            figure.legend(*axes[0].get_legend_handles_labels(), title="class", **where)
+        return figure
+
+
+# --- experiments ----------------------------------------------------------------------------------
 
 TASKS = {
     "FMNIST MLP": ("fmnist-mlp2", "Fashion-MNIST, 2-layer MLP"),
@@ -141,20 +268,18 @@ FIG_FEDERATED = Experiment(
     tuple(_panel(words, alpha) for words in TASKS for alpha in MIXES),
     says=(
         "FedLOpt achieves better test accuracy than all well-tuned baselines in the homogeneous "
-        "and the heterogeneous "
-        "setting, on both tasks. Shaded is one standard deviation over three seeds, here too.",
+        "and the heterogeneous setting, on both tasks. Shaded is one standard deviation over three "
+        "seeds, here too.",
     ),
     leaves_out=(
         "Baselines are at the best values of sweeps here, by validation loss: on Fashion-MNIST the "
-        "recipes of `laconic "
-        "sweep` over 1000 rounds (three seeds at α = 0.1, one at α = 100), on CIFAR-10 smaller "
-        "grids of them over 300 "
-        "rounds and one seed, in bfloat16; SCAFFOLD's there are over 1000, as its best of 300 "
-        "diverge later. FedAvgM "
-        "and FedProx are not in the paper.",
+        "recipes of `laconic sweep` over 1000 rounds (three seeds at α = 0.1, one at α = 100), on "
+        "CIFAR-10 smaller grids of them over 300 rounds and one seed, in bfloat16; SCAFFOLD's "
+        "there are over 1000, as its best of 300 diverge later. FedAvgM and FedProx are not in the "
+        "paper.",
         "FedLOpt is as published. FedLOpt (tuned) is the same one at the best of a sweep on the "
-        "baselines' terms, "
-        "over the clients' rate, a scale of its steps and a weight decay of the server's.",
+        "baselines' terms, over the clients' rate, a scale of its steps and a weight decay of the "
+        "server's.",
         "A client's gradients are clipped to norm 2 under FedLOpt, which was meta-trained so, and "
         "not under others.",
     ),
@@ -165,33 +290,12 @@ FIG_DIRICHLET = Experiment(
     "Dirichlet partitioning of clients",
     "the classes that clients hold at α = 100 and α = 0.1: the first 30 of 400, a colour for each "
     "class",
-    mixes=tuple(
+    tuple(
         MixPanel(f"alpha{alpha}", f"α = {alpha} ({words})", "fmnist-mlp2", population(alpha))
         for alpha, words in MIXES.items()
     ),
     says=("A high α induces homogeneity while a low value creates heterogeneity.",),
 )
-
-
-def sweep_panels() -> tuple[SweepPanel, ...]:
-    """The table of the federated baselines' best values, a sweep for each of its rows."""
-    found = []
-    for (label, words), row in paper.FEDERATED.items():
-        task, title = TASKS[words]
-        for alpha, (gamma, eta) in row.items():
-            config: SweepConfig = replace(
-                SWEEPS[SWEPT[label]][1], task=task, federated=population(alpha)
-            )
-            swept = {"gamma": float(gamma)} | (
-                {"eta": float(eta)} if "eta" in definition_of(config.method).swept else {}
-            )
-            name = f"{task}-alpha{alpha}-{config.method}"
-            found.append(
-                SweepPanel(
-                    name, f"{title}, α = {alpha}, valid loss: {label}", config, "valid", swept
-                )
-            )
-    return tuple(found)
 
 
 FEDERATED = (FIG_FEDERATED, FIG_DIRICHLET)

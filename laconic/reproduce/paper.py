@@ -1,9 +1,15 @@
-"""The paper's own numbers, as its tables print them."""
+"""The paper's numbers, as its tables print them, and settings that experiments share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from laconic.reproduce.experiment import Listing, Number
+from laconic.recipes.meta_trainings import META_RECIPES
+from laconic.reproduce.experiment import Listing
+from laconic.reproduce.panel import Learned, Number, Use
+from laconic.runs.compare import CompareConfig
+from laconic.runs.meta_config import MetaConfig
+from laconic.zoo import published
 
 # --- results --------------------------------------------------------------------------------------
 
@@ -17,42 +23,21 @@ SPEEDUP_COLUMNS = (
     "ImageNet ViT",
     "LM1B Transformer",
 )
-_ONE = (Number(1.0),) * 6
-SPEEDUP: dict[str, tuple[Number, ...]] = {
-    "Local SGD": _ONE,
-    "Adam": (
-        Number(3.11, 0.42),
-        Number(1.69, 0.16),
-        Number(2.00, 0.15),
-        Number(2.10, 0.06),
-        Number(2.18, 0.04),
-        Number(3.56, 0.09),
-    ),
-    "SlowMo": (
-        Number(4.10, 0.38),
-        Number(4.81, 0.74),
-        Number(2.48, 0.09),
-        Number(1.99, 0.08),
-        Number(None),
-        Number(1.26, 0.02),
-    ),
-    "LOpt-A": (
-        Number(8.47, 0.72),
-        Number(9.62, 0.36),
-        Number(4.26, 0.41),
-        Number(2.56, 0.12),
-        Number(2.31, 0.12),
-        Number(6.76, 0.43),
-    ),
-    "LAgg-A": (
-        Number(9.80, 0.54),
-        Number(7.69, 0.70),
-        Number(4.63, 0.26),
-        Number(2.48, 0.09),
-        Number(1.88, 0.08),
-        Number(6.02, 0.56),
-    ),
+_SPEEDUP = {  # the value and, unless it is local SGD's, its standard error
+    "Local SGD": "1 1 1 1 1 1",
+    "Adam": "3.11±0.42 1.69±0.16 2.00±0.15 2.10±0.06 2.18±0.04 3.56±0.09",
+    "SlowMo": "4.10±0.38 4.81±0.74 2.48±0.09 1.99±0.08 – 1.26±0.02",
+    "LOpt-A": "8.47±0.72 9.62±0.36 4.26±0.41 2.56±0.12 2.31±0.12 6.76±0.43",
+    "LAgg-A": "9.80±0.54 7.69±0.70 4.63±0.26 2.48±0.09 1.88±0.08 6.02±0.56",
 }
+
+
+def _number(text: str) -> Number:
+    value, _, error = text.partition("±")
+    return Number(None if value == "–" else float(value), float(error) if error else None)
+
+
+SPEEDUP = {label: tuple(map(_number, row.split())) for label, row in _SPEEDUP.items()}
 SPEEDUP_AVERAGE = {"Local SGD": 1.00, "Adam": 2.44, "SlowMo": 2.93, "LOpt-A": 5.66, "LAgg-A": 5.42}
 
 # Table 2: communication rounds to a train loss of 0.2 on Fashion-MNIST's 2-layer MLP, K = 8.
@@ -123,78 +108,26 @@ class Tuned:
         return tuple(known[name] for name in methods)
 
 
-FMNIST_VALID = Tuned(
-    "FMNIST, 2-Layer MLP",
-    "fmnist-mlp2",
-    8,
-    4,
-    "valid",
-    "0.1",
-    "0.001",
-    "0.5",
-    ("0.3", "0.01", "0.8"),
-)
-FMNIST = Tuned(
-    "FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 4, "train", "0.1", "0.01", "0.3", ("0.1", "1", "0.95")
-)
-FMNIST_H8 = Tuned(
-    "FMNIST, 2-Layer MLP", "fmnist-mlp2", 8, 8, "train", "0.1", "0.005", "0.3", ("0.1", "1", "0.95")
-)
-FMNIST_H16 = Tuned(
-    "FMNIST, 2-Layer MLP",
-    "fmnist-mlp2",
-    8,
-    16,
-    "train",
-    "0.1",
-    "0.005",
-    "0.1",
-    ("0.1", "1", "0.95"),
-)
-FMNIST_K16 = Tuned(
-    "FMNIST, 2-Layer MLP",
-    "fmnist-mlp2",
-    16,
-    4,
-    "train",
-    "0.1",
-    "0.005",
-    "0.5",
-    ("0.1", "1", "0.95"),
-)
-FMNIST_K32 = Tuned(
-    "FMNIST, 2-Layer MLP",
-    "fmnist-mlp2",
-    32,
-    4,
-    "train",
-    "0.1",
-    "0.005",
-    "0.5",
-    ("0.3", "1.66", "0.9"),
-)
-CIFAR_CNN = Tuned(
-    "CIFAR-10, CNN", "cifar10-cnn", 8, 4, "train", "1", "0.01", "1", ("0.5", "2", "0.9")
-)
-IMAGENET = Tuned(
-    "ImageNet, 3-Layer MLP",
-    "imagenet32-mlp3",
-    8,
-    4,
-    "train",
-    "1",
-    "0.001",
-    "0.3",
-    ("0.1", "1", "0.85"),
-)
+_MLP = ("FMNIST, 2-Layer MLP", "fmnist-mlp2")
+_SLOWMO = ("0.1", "1", "0.95")
+FMNIST_VALID = Tuned(*_MLP, 8, 4, "valid", "0.1", "0.001", "0.5", ("0.3", "0.01", "0.8"))
+FMNIST = Tuned(*_MLP, 8, 4, "train", "0.1", "0.01", "0.3", _SLOWMO)
+FMNIST_H8 = Tuned(*_MLP, 8, 8, "train", "0.1", "0.005", "0.3", _SLOWMO)
+FMNIST_H16 = Tuned(*_MLP, 8, 16, "train", "0.1", "0.005", "0.1", _SLOWMO)
+FMNIST_K16 = Tuned(*_MLP, 16, 4, "train", "0.1", "0.005", "0.5", _SLOWMO)
+FMNIST_K32 = Tuned(*_MLP, 32, 4, "train", "0.1", "0.005", "0.5", ("0.3", "1.66", "0.9"))
+_CNN = ("CIFAR-10, CNN", "cifar10-cnn")
+CIFAR_CNN = Tuned(*_CNN, 8, 4, "train", "1", "0.01", "1", ("0.5", "2", "0.9"))
+_IMAGENET = ("ImageNet, 3-Layer MLP", "imagenet32-mlp3")
+IMAGENET = Tuned(*_IMAGENET, 8, 4, "train", "1", "0.001", "0.3", ("0.1", "1", "0.85"))
 TUNED = (FMNIST_VALID, FMNIST, FMNIST_H8, FMNIST_H16, FMNIST_K16, FMNIST_K32, CIFAR_CNN, IMAGENET)
 
 # The small-batch baseline (K = H = 1): task, steps, α.
 SMALL_BATCH = (
-    ("FMNIST, 2-Layer MLP", "fmnist-mlp2", 32_000, "0.05"),
-    ("FMNIST, 2-Layer MLP", "fmnist-mlp2", 64_000, "0.05"),
-    ("FMNIST, 2-Layer MLP", "fmnist-mlp2", 128_000, "0.05"),
-    ("ImageNet, 3-Layer MLP", "imagenet32-mlp3", 32_000, "0.05"),
+    (*_MLP, 32_000, "0.05"),
+    (*_MLP, 64_000, "0.05"),
+    (*_MLP, 128_000, "0.05"),
+    (*_IMAGENET, 32_000, "0.05"),
 )
 SMALL_BATCH_SPEC = "small-batch-sgd:alpha=0.05,label=SGD (K·H steps)"
 
@@ -237,3 +170,83 @@ FEDERATED_LISTING = Listing(
         for alpha, v in row.items()
     ),
 )
+
+# --- settings -------------------------------------------------------------------------------------
+
+SHORT = {"fmnist-mlp2": "fmnist"}  # a task's name in an optimizer's, where it is not its own
+SHARES = {
+    "0.1": "tenth",
+    "0.01": "hundredth",
+}  # of the entries that messages keep; names of optimizers have no dots
+FULL = CompareConfig(
+    batch=128, rounds=1000, seeds=10, first_seed=100, on_nan="continue"
+)  # seeds nothing was tuned on
+STEPS = 5000
+
+
+def comparison(tuned: Tuned, *more: str, task: str | None = None, **options: Any) -> CompareConfig:
+    """The paper's tuned baselines in their setting, and `more` methods; `task` to use them on
+    another one."""
+    return replace(
+        FULL,
+        task=task or tuned.task,
+        workers=tuned.workers,
+        local_steps=tuned.local_steps,
+        optimizers=(*tuned.specs(), *more),
+        **options,
+    )
+
+
+def trained(
+    architecture: str, *tasks: str, K: int = 8, H: int = 4, steps: int = STEPS, **options: Any
+) -> MetaConfig:
+    """Meta-training by the measured defaults; the longest horizon grows over the first four fifths
+    of the steps."""
+    config = MetaConfig(
+        architecture=architecture,  # type: ignore[arg-type]
+        tasks=tasks or ("fmnist-mlp2",),
+        workers=K,
+        local_steps=H,
+        steps=steps,
+        ramp=steps * 4 // 5,
+    )
+    return replace(config, **options)
+
+
+def learned(architecture: str, *tasks: str, K: int = 8, H: int = 4, share: str = "1") -> Learned:
+    """A learned optimizer for train loss, by the recipe, and from the zoo, that have its name; else
+    by defaults.
+
+    `share` is what messages keep: the largest of all entries by top-k with error feedback, "1" all
+    of them.
+    """
+    tasks = tasks or ("fmnist-mlp2",)
+    parts = [
+        architecture,
+        *(SHORT.get(task, task) for task in tasks),
+        *([f"k{K}"] if K != 8 else []),
+    ]
+    name = "-".join(
+        [*parts, *([f"h{H}"] if H != 4 else []), *([SHARES[share]] if share != "1" else [])]
+    )
+    if name in META_RECIPES:
+        return by_recipe(name)
+    return Learned(name, trained(architecture, *tasks, K=K, H=H, compress=top_k(share)))
+
+
+def by_recipe(name: str) -> Learned:
+    """The learned optimizer of a recipe, from the zoo where it is published under the same name."""
+    return Learned(name, META_RECIPES[name][1], zoo=name if name in published() else None)
+
+
+def both(*tasks: str, K: int = 8, H: int = 4, share: str = "1") -> tuple[Use, Use]:
+    """LOpt-A and LAgg-A meta-trained on the same."""
+    return (
+        Use("LOpt-A", learned("lopt-a", *tasks, K=K, H=H, share=share)),
+        Use("LAgg-A", learned("lagg-a", *tasks, K=K, H=H, share=share)),
+    )
+
+
+def top_k(share: str) -> str:
+    """How messages are compressed that keep that share of their entries."""
+    return "dense" if share == "1" else f"topk:{share}+ef"

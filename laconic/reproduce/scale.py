@@ -1,14 +1,17 @@
-"""The two scales: `full` is the paper's setting, `smoke` the same panels and methods in numbers
-that a laptop bears.
+"""The two scales: `full` is the paper's setting, `smoke` the same methods in numbers for a laptop.
 
-What tells panels apart stays apart: K and H are quartered, so 8, 16 and 32 become 2, 4 and 8.
+What tells panels apart stays apart: K and H are quartered, so 8, 16 and 32 become 2, 4 and 8. At
+smoke scale compiling takes longer than computing, so programs are compiled with few optimizations.
 """
 
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
+
+import jax
 
 from laconic.bench.overhead import OverheadConfig
-from laconic.errors import unknown
-from laconic.reproduce.experiment import Experiment, Learned, Panel, SweepPanel, TimingPanel, Tuning
 from laconic.runs.compare import CompareConfig
 from laconic.runs.grid import parse_grid
 from laconic.runs.meta_config import MetaConfig
@@ -17,47 +20,69 @@ from laconic.tasks.catalog import TASKS
 
 SCALES = ("smoke", "full")
 SMOKE_LINE = "smoke scale: shows that it works, not what it reaches"
-ROUNDS, SEEDS, BATCH, TARGET = 50, 2, 8, 1.5
+ROUNDS = 50
+SEEDS = 2
+BATCH = 8
+TARGET = 1.5
 STEPS = 5  # outer steps of meta-training
 SMOKE_SIZES = (
     f"K and H are a quarter of what panels and labels say; {ROUNDS} rounds of batch {BATCH}, "
-    f"{SEEDS} seeds, narrow "
-    f"networks, {STEPS} outer steps of meta-training; with a population its data decides H"
+    f"{SEEDS} seeds, narrow networks, {STEPS} outer steps of meta-training; with a population its "
+    "data decides H"
 )
-SMOKE_TIMES = (
-    f"models are tiny, the sides of images an eighth, B = {BATCH} and K = 2; H is as it says"
-)
-_RESNET = {"width": "2", "blocks": "1-1", "stem": "large"}
+EIGHTHS = {"width": 8, "side": 16}  # sizes that tell tasks apart, if a task gives them; the least
+FEW = 16  # points of a grid that are not too many
+POINTS = {"slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")}  # of 487
+# Compile times of learned optimizers about halve without XLA's fusion emitters. Level 1 is for
+# convolutions; all else is compiled at level 0, by `compiled_for`.
+XLA_FLAGS = ("--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false")
+
+
+class Small(NamedTuple):
+    """A model at smoke scale: its options, and whether it is slow if compiled without effort."""
+
+    options: dict[str, str]
+    optimized: bool = False
+
+
+_CNN = Small({"width": "2"}, optimized=True)
+_RESNET = Small({"width": "2", "blocks": "1-1", "stem": "large"})
 _VIT = {"patch": "8", "hidden": "16", "heads": "2", "layers": "1"}
-SIZES: dict[str, dict[str, str]] = {  # by what a task's name ends in; a width of 16 for all others
-    "cnn": {"width": "2"},
-    "cnn-bn": {"width": "2"},
+_DECODER = {"context": "16", "hidden": "16", "heads": "2", "layers": "1", "tokenizer": "bytes"}
+MODELS: dict[str, Small] = {  # by the model of a task DATA-MODEL; all others have a width of 16
+    "cnn": _CNN,
+    "cnn-bn": _CNN,
     "resnet50": _RESNET,
     "resnet152": _RESNET,
-    "deit-tiny": _VIT,
-    "vit-b": _VIT | {"patch": "4"},
-    "decoder": {"context": "16", "hidden": "16", "heads": "2", "layers": "1", "tokenizer": "bytes"},
+    "deit-tiny": Small(_VIT),
+    "vit-b": Small(_VIT | {"patch": "4"}),
+    "decoder": Small(_DECODER),
 }
-EIGHTHS = {
-    "width": 8,
-    "side": 16,
-}  # sizes that tell tasks apart, where a task gives them itself, and the least
-FEW = 16  # points of a grid that are not too many
-POINTS = {
-    "slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")
-}  # 16 of its 487
 
 
-def at_scale(experiment: Experiment, scale: str) -> Experiment:
-    """The experiment at "full" (as it is) or "smoke"."""
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
-    if scale == "full":
-        return experiment
-    panels = tuple(_smoke_panel(panel) for panel in experiment.panels)
-    sweeps = tuple(_smoke_sweep_panel(panel) for panel in experiment.sweeps)
-    timings = tuple(_smoke_timing_panel(panel) for panel in experiment.timings)
-    return replace(experiment, panels=panels, sweeps=sweeps, timings=timings)
+def _small(spec: str) -> Small:
+    name = spec.partition(":")[0]
+    default = Small({"width": "16"} if "width" in TASKS[name].options else {})
+    return MODELS.get(name.partition("-")[2], default)
+
+
+def small_task(spec: str) -> str:
+    """The task at a small size; a width or side that it gives becomes an eighth."""
+    name, _, given = spec.partition(":")
+    own = dict(item.split("=", 1) for item in given.split(",") if given)
+    for key, least in EIGHTHS.items():
+        if key in own:
+            own[key] = str(max(least, int(own[key]) // 8))
+    for key in ("compute", "stem"):  # bfloat16 is slow on CPUs, and so are images at full size
+        own.pop(key, None)
+    options = _small(spec).options | own
+    words = ",".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}:{words}" if words else name
+
+
+def quarter(count: int) -> int:
+    """A fourth of K or H, at least 1."""
+    return max(1, count // 4)
 
 
 def smoke(config: CompareConfig) -> CompareConfig:
@@ -99,8 +124,7 @@ def smoke_meta(config: MetaConfig) -> MetaConfig:
 
 
 def smoke_sweep(config: SweepConfig) -> SweepConfig:
-    """A sweep made small: fewer points of a large grid, all at once, and runs that were longer than
-    others stay so."""
+    """A sweep made small: fewer points of a large grid; longer runs stay longer."""
     many = len(parse_grid(config.grid)) > FEW
     return replace(
         config,
@@ -116,64 +140,33 @@ def smoke_sweep(config: SweepConfig) -> SweepConfig:
     )
 
 
-def quarter(count: int) -> int:
-    """A fourth of K or H, at least 1."""
-    return max(1, count // 4)
-
-
-def small_task(spec: str) -> str:
-    """The task at a small size; a width of its own becomes an eighth, so that tasks stay apart,
-    other options stay."""
-    name, _, given = spec.partition(":")
-    small = SIZES.get(
-        name.partition("-")[2], {"width": "16"} if "width" in TASKS[name].options else {}
-    )
-    own = {item.partition("=")[0]: item.partition("=")[2] for item in given.split(",") if given}
-    own |= {
-        key: str(max(least, int(own[key]) // 8)) for key, least in EIGHTHS.items() if key in own
-    }
-    for key in (
-        "compute",
-        "stem",
-    ):  # CPUs have no use for bfloat16, nor time for images at their full size
-        own.pop(key, None)
-    options = small | own
-    return ":".join(
-        [name, *([",".join(f"{key}={value}" for key, value in options.items())] if options else [])]
-    )
-
-
 def smoke_times(config: OverheadConfig) -> OverheadConfig:
     """Timings of a tiny model; steps and restarts stay, as they cost little then."""
-    return replace(
-        config, task=small_task(config.task), batch=BATCH, workers=quarter(config.workers)
-    )
+    task = small_task(config.task)
+    return replace(config, task=task, batch=BATCH, workers=quarter(config.workers))
 
 
-def _smoke_panel(panel: Panel) -> Panel:
-    learned = tuple(replace(use, learned=_smoke_learned(use.learned)) for use in panel.learned)
-    config = smoke(panel.config)
-    if not any(
-        kind.startswith("test-") for kind in panel.shown
-    ):  # one look at the test set, which costs seconds
-        config = replace(config, evaluate_every=ROUNDS)
-    elif config.seeds_at_once:  # a large model takes long to look
-        config = replace(config, evaluate_every=ROUNDS // 2)
-    tuned = tuple(
-        Tuning(tuning.label, replace(smoke_sweep(tuning.config), seeds=1)) for tuning in panel.tuned
-    )
-    return replace(panel, config=config, learned=learned, tuned=tuned)
+# --- compiling ------------------------------------------------------------------------------------
 
 
-def _smoke_learned(learned: Learned) -> Learned:
-    return Learned(
-        learned.name, smoke_meta(learned.config)
-    )  # no published one was trained at this size
+def compile_quickly(
+    environment: MutableMapping[str, str], version: tuple[int, ...] = jax.__version_info__
+) -> None:
+    """Put `XLA_FLAGS` before the flags of an environment, which win; XLA reads them when it starts.
+
+    XLA ends the process at a flag it does not know, so other releases of JAX get none.
+    """
+    if version[:2] == (0, 10):
+        environment["XLA_FLAGS"] = " ".join([*XLA_FLAGS, *environment.get("XLA_FLAGS", "").split()])
 
 
-def _smoke_sweep_panel(panel: SweepPanel) -> SweepPanel:
-    return replace(panel, config=smoke_sweep(panel.config))
-
-
-def _smoke_timing_panel(panel: TimingPanel) -> TimingPanel:
-    return replace(panel, config=smoke_times(panel.config))
+@contextmanager
+def compiled_for(scale: str, tasks: Sequence[str]) -> Iterator[None]:
+    """Compile with few optimizations at smoke scale, unless a task's model would run too slowly."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    quick = scale == "smoke" and not any(_small(task).optimized for task in tasks)
+    jax.config.update("jax_disable_most_optimizations", before or quick)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)

@@ -346,7 +346,7 @@ def read_header(folder: Path, kind: str | None = None, file: str = RECORDS) -> R
     what = WORDS.get(kind or "run", kind or "run")
     if not found:
         raise LaconicError(
-            f"{folder} holds no {file}, so there is nothing to resume; give the folder of a {what}."
+            f"{folder} holds no {file}, so there is nothing to resume; give the folder of {an(what)}."
         )
     first = records.read(path, gaps=True)[:1]
     if not first:
@@ -522,8 +522,13 @@ def flags_of(config: Any, default: Any, prefix: str = "") -> list[str]:
     return words
 
 
+def an(noun: str) -> str:
+    """The noun after its article."""
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
 def _foreign(path: Path, kind: str | None) -> LaconicError:
     what = WORDS.get(kind or "run", kind or "run")
     return LaconicError(
-        f"{path} holds no records of a {what} by this version; it cannot be resumed."
+        f"{path} holds no records of {an(what)} by this version; it cannot be resumed."
     )

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from laconic.cli import reproduce as command
-from laconic.reproduce.registry import EXPERIMENTS
+from laconic.reproduce import EXPERIMENTS
 from tests.cli.commands import assert_one_error, laconic
 
 

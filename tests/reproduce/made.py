@@ -1,4 +1,4 @@
-"""Small experiments: one of fabricated records, and one on the bundled digits that runs in seconds."""
+"""Small experiments: one of fabricated records, one on the bundled digits that runs in seconds."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -6,8 +6,11 @@ from dataclasses import replace
 import jax
 import pytest
 
-from laconic.reproduce.experiment import Across, Experiment, Learned, Number, Panel, Use
+from laconic.reproduce.experiment import Across, Experiment
+from laconic.reproduce.panel import Learned, Number, Panel, Use
+from laconic.reproduce.part import Watching
 from laconic.runs.compare import CompareConfig
+from laconic.runs.folder import Observer
 from laconic.show import comparison as compared
 from tests.runs.meta_runs import TINY
 from tests.show.made_up import comparison, method_record
@@ -58,6 +61,11 @@ def summary_of(rows, target=None):
     return [{"kind": "summary", "target_loss": target, "reference": "Local SGD", "rows": full}]
 
 
+def of_panel(name, records):
+    """The runs of a panel that has these records."""
+    return {f"panels/{name}": records}
+
+
 PAINTED = Experiment(
     "painted",
     "Painted | twice",
@@ -100,52 +108,35 @@ class Killed(BaseException):
     """Death at some moment: nothing is caught or cleaned up on the way out."""
 
 
-class Watch:
-    """Notes what is begun and how far it was, and calls `at(what, done)` whenever some of it is
-    done."""
+class Watch(Watching):
+    """Notes what is begun and how far it was; calls `at(what, done)` when some of it is done."""
 
     def __init__(self, at=lambda what, done: None):
-        self.begun, self.at, self.title = [], at, ""
+        self.begun = []
+        self.at = at
 
     @contextmanager
     def compare(self, title):
-        self.title = title
-        yield self
+        yield _Observer(self, title, lambda label: label)
 
     @contextmanager
     def meta_train(self, title):
-        self.title = title
-        yield _Meta(self)
+        yield _Observer(self, title, lambda label: "φ")
 
     @contextmanager
     def timing(self, title, total):
-        self.title = title
         yield lambda name: self.begun.append((title, name, total))
 
-    def begin(self, label, rounds, done):
-        self.begun.append((self.title, label, done))
 
-    def progress(self, label, done, loss):
-        self.at(f"{self.title}: {label}", done)
+class _Observer(Observer):
+    def __init__(self, watch, title, named):
+        self.watch, self.title, self.named, self.first = watch, title, named, {}
 
-    def note(self, text):
-        pass
+    def begin(self, label, total, done, rounds_each=1):
+        self.first[label] = done
+        self.watch.begun.append((self.title, self.named(label), done))
 
-
-class _Meta:
-    def __init__(self, watch):
-        self.watch, self.first = watch, 0
-
-    def begin(self, config, done, rounds_per_step):
-        self.first = done
-        self.watch.begun.append((self.watch.title, "φ", done))
-
-    def progress(self, done, losses, norms):
-        if done > self.first:  # a resumed run first shows again what it showed before
-            self.watch.at(self.watch.title, done)
-
-    def judged(self, done, value, best):
-        pass
-
-    def note(self, text):
-        pass
+    def progress(self, label, done, loss, norm=None):
+        if done > self.first[label]:  # a resumed meta-training first shows again what it showed
+            named = self.named(label)
+            self.watch.at(self.title if named == "φ" else f"{self.title}: {named}", done)

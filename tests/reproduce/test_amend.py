@@ -7,9 +7,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from laconic.reproduce import run
-from laconic.reproduce.amend import REPLACED
-from laconic.reproduce.experiment import Use
+from laconic.reproduce.panel import REPLACED, Panel, Use
 from laconic.reproduce.run import carry_out
 from laconic.show.report import collect
 from laconic.store import records
@@ -27,8 +25,8 @@ def quick():
 
 def with_methods(*optimizers):
     """An experiment of one panel with these methods."""
-    panel = replace(DIGITS.panels[1], config=replace(SMALL, optimizers=optimizers))
-    return replace(DIGITS, panels=(panel,), averaged=())
+    panel = replace(DIGITS.of(Panel)[1], config=replace(SMALL, optimizers=optimizers))
+    return replace(DIGITS, parts=(panel,), averaged=())
 
 
 LOCAL, SLOWMO = SMALL.optimizers
@@ -138,7 +136,7 @@ def test_death_between_the_two_files_doubles_nothing(folder, monkeypatch):
         rewrite(path, records)
 
     with monkeypatch.context() as patch:
-        patch.setattr("laconic.reproduce.amend.rewrite", dies)
+        patch.setattr("laconic.reproduce.panel.rewrite", dies)
         with pytest.raises(KeyboardInterrupt):
             carry_out(changed, "full", folder)
     carry_out(changed, "full", folder)
@@ -204,10 +202,10 @@ def test_other_data_is_refused_and_nothing_is_touched(folder, raises_clearly):
 
 def test_panels_that_are_not_asked_for_stay_as_they_are(folder):
     asked = with_methods(LOCAL, SLOWMO, FEDAVG)
-    another = replace(asked.panels[0], name="three", config=replace(SMALL, optimizers=(LOCAL,)))
+    another = replace(asked.of(Panel)[0], name="three", config=replace(SMALL, optimizers=(LOCAL,)))
     before, watch = panel_of(folder), Watch()
     _, record = carry_out(
-        replace(asked, panels=(*asked.panels, another)),
+        replace(asked, parts=(*asked.parts, another)),
         "full",
         folder,
         panels=["three"],
@@ -249,8 +247,8 @@ def test_a_method_that_another_commit_runs_says_so(folder, monkeypatch):
 
 def test_a_learned_row_may_have_options():
     uses = (
-        *DIGITS.panels[0].learned,
-        Use("LOpt (half)", DIGITS.panels[0].learned[0].learned, "scale=0.5,gamma=0.1"),
+        *DIGITS.of(Panel)[0].learned,
+        Use("LOpt (half)", DIGITS.of(Panel)[0].learned[0].learned, "scale=0.5,gamma=0.1"),
     )
-    config = run.with_learned(replace(DIGITS.panels[0], learned=uses), {"lopt-digits": "zoo"})
+    config = replace(DIGITS.of(Panel)[0], learned=uses).comparison({"lopt-digits": "zoo"}, {})
     assert config.optimizers[-2:] == ("zoo:label=LOpt", "zoo:scale=0.5,gamma=0.1,label=LOpt (half)")

@@ -5,7 +5,7 @@ import subprocess
 import jax
 import pytest
 
-from laconic.reproduce.compiling import XLA_FLAGS, compiled_for, spare_compiling
+from laconic.reproduce.scale import XLA_FLAGS, compile_quickly, compiled_for
 from tests.cli.commands import process
 
 
@@ -27,7 +27,7 @@ def test_only_small_runs_without_convolutions_are_not_optimized(scale, tasks, qu
 
 def test_flags_are_added_and_the_users_own_come_last():
     environment = {"XLA_FLAGS": "--xla_dump_to=/x --xla_cpu_use_fusion_emitters=true", "HOME": "/h"}
-    spare_compiling(environment, (0, 10, 2))
+    compile_quickly(environment, (0, 10, 2))
     words = environment["XLA_FLAGS"].split()
     assert words == [*XLA_FLAGS, "--xla_dump_to=/x", "--xla_cpu_use_fusion_emitters=true"]
     assert environment["HOME"] == "/h"
@@ -35,21 +35,21 @@ def test_flags_are_added_and_the_users_own_come_last():
 
 def test_a_release_that_may_not_know_the_flags_gets_none():
     environment = {}
-    spare_compiling(environment, (0, 11, 0))
+    compile_quickly(environment, (0, 11, 0))
     assert environment == {}
 
 
 CODE = """
 import jax, os
 from laconic.cli import reproduce as command
-from laconic.reproduce import compiling
+from laconic.reproduce import scale
 
 def stopped(name, scale, out, *, panels, watching, stop):
     print(os.environ.get("XLA_FLAGS", ""), "|", jax.jit(lambda x: x + 1)(1.0))
     raise command.Interrupted("stopped.", ".")
 
 command.reproduce = stopped
-compiling.XLA_FLAGS += tuple(os.environ["MORE"].split())
+scale.XLA_FLAGS += tuple(os.environ["MORE"].split())
 command.run_reproduce(["fig-ablation", "--scale", os.environ["SCALE"]])
 """
 

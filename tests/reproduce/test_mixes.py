@@ -9,11 +9,13 @@ import pytest
 
 from laconic.data.partition import class_counts
 from laconic.federated.population import RUNS, Federated, draw_rows, labels_of
-from laconic.reproduce.curves import all_axes
-from laconic.reproduce.experiment import Experiment, MixPanel, Panel, SweepPanel
-from laconic.reproduce.mixes import mix_lines, mix_rows, mixes_figure
-from laconic.reproduce.recorded import find_sweep
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.federated import MixPanel
+from laconic.reproduce.outcome import experiment_figure, rows_of, tables
+from laconic.reproduce.panel import Panel
+from laconic.reproduce.panel_show import all_axes
 from laconic.reproduce.run import carry_out
+from laconic.reproduce.sweep_panel import SweepPanel, find_sweep
 from laconic.runs.compare import CompareConfig
 from laconic.runs.sweep import SweepConfig, sweep
 from laconic.tasks.catalog import make_task
@@ -22,20 +24,18 @@ MIXED = Experiment(
     "mixed",
     "Mixes, for tests",
     "two populations of digits",
-    mixes=tuple(
-        MixPanel(f"a{a}", f"α = {a}", "digits-mlp", Federated(20, a), 5) for a in (100.0, 0.05)
-    ),
+    tuple(MixPanel(f"a{a}", f"α = {a}", "digits-mlp", Federated(20, a), 5) for a in (100.0, 0.05)),
 )
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return mix_rows(MIXED)
+    return rows_of(MIXED, {})
 
 
 def test_rows_are_the_counts_of_the_partition_that_runs_use(rows):
     task = make_task("digits-mlp")
-    for row, mix in zip(rows, MIXED.mixes, strict=True):
+    for row, mix in zip(rows, MIXED.of(MixPanel), strict=True):
         counts = class_counts(labels_of(task), draw_rows(mix.federated, task, RUNS, 0), 10)
         np.testing.assert_array_equal(row["counts"], counts[:5])
         assert (row["clients"], row["samples"]) == (20, [60])
@@ -44,11 +44,11 @@ def test_rows_are_the_counts_of_the_partition_that_runs_use(rows):
         assert row["effective_classes"] == pytest.approx(np.mean(effective))
         assert row["largest_share"] == pytest.approx(np.mean(counts.max(axis=1) / 60))
     assert rows[0]["effective_classes"] > 2 * rows[1]["effective_classes"]
-    assert mix_lines(rows)[0][:3] == ["α = 100.0", "20", "60"]
+    assert tables(MIXED, rows)[0].rows[0][:3] == ["α = 100.0", "20", "60"]
 
 
 def test_the_figure_has_a_bar_for_each_client_divided_into_its_classes(rows):
-    figure = mixes_figure("Mixes", rows, "a note")
+    figure = experiment_figure(MIXED, {}, rows, "a note")
     for plot, row in zip(figure.axes, rows, strict=True):
         widths = np.array([[bar.get_width() for bar in bars] for bars in plot.containers]).T
         np.testing.assert_array_equal(widths, row["counts"])
@@ -99,16 +99,16 @@ def test_a_panel_with_a_population_is_carried_out_and_gone_on_with(tmp_path):
     records = [
         json.loads(line) for line in (folder / "panels/p/records.jsonl").read_text().splitlines()
     ]
-    (axes,) = all_axes(found, {"p": records})
+    (axes,) = all_axes(found.parts, (), {"p": records})
     values = 100 * np.array(records[1]["heldout"]["accuracy"])
-    np.testing.assert_allclose(axes.lines[0].error, values.std(axis=0, ddof=1), rtol=1e-12)
+    np.testing.assert_allclose(axes.curves[0].error, values.std(axis=0, ddof=1), rtol=1e-12)
 
 
 def test_a_sweep_with_a_population_is_carried_out_and_found_again(tmp_path):
     sizes = {"workers": 3, "batch": 10, "rounds": 4, "federated": CONFIG.federated}
     config = SweepConfig(task=CONFIG.task, method="fedavg", grid=("gamma=0.1,0.2",), **sizes)
     found = Experiment(
-        "two", "Two", "w", sweeps=(SweepPanel("s", "S", config, "minimum", {"gamma": 0.1}),)
+        "two", "Two", "w", (SweepPanel("s", "S", config, "minimum", {"gamma": 0.1}),)
     )
     folder, record = carry_out(found, "full", tmp_path / "out")
     assert record["rows"][0]["paper_loss"] is not None
@@ -143,7 +143,7 @@ def test_a_sweep_on_record_stays_in_the_outcome_when_the_next_one_is_asked_for(
     monkeypatch.chdir(tmp_path)  # where sweeps on record are looked for
     sweep(replace(panels[0].config, out=tmp_path / "results/sweeps/first"))
     record = outcome_part_by_part(
-        Experiment("e", "E", "w", sweeps=tuple(panels)), ["h1", "h2"], tmp_path / "out"
+        Experiment("e", "E", "w", tuple(panels)), ["h1", "h2"], tmp_path / "out"
     )
     assert [path.name for path in (tmp_path / "out/sweeps").iterdir()] == ["h2"]
     assert [row["panel"] for row in record["rows"]] == ["H = 1", "H = 2"]

@@ -8,27 +8,30 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from laconic.reproduce.curves import Axes, Line, all_axes, looks_of
-from laconic.reproduce.draw import draw_axes, draw_bars, experiment_figure
-from laconic.reproduce.experiment import Experiment, Listing, SweepPanel
-from laconic.reproduce.notes import notes
-from laconic.reproduce.outcome import rows_of
-from laconic.reproduce.page import (
-    difference,
-    hparams_table,
+from laconic.reproduce.experiment import Experiment, Listing
+from laconic.reproduce.outcome import (
+    experiment_figure,
     markdown,
+    notes,
     page,
-    panels_table,
+    rows_of,
     write_outcome,
 )
+from laconic.reproduce.panel_show import all_axes, bars_of, panels_table, styles_of
 from laconic.reproduce.scale import SMOKE_LINE
+from laconic.reproduce.sweep_panel import SweepPanel
 from laconic.runs.sweep import SweepConfig
-from laconic.show.figures import svg_bytes
-from tests.reproduce.made import LABELS, PAINTED, records
+from laconic.show.curves import Curve, Panel, Style
+from laconic.show.figures import draw_bars, draw_panel, svg_bytes
+from laconic.show.table import signed
+from tests.reproduce.made import LABELS, PAINTED, of_panel, records
 from tests.show.made_up import oracle_smooth
 
 PANELS = {"a": records(), "b": records(first=5, sent=1024)}
-ROWS = rows_of(PAINTED, PANELS)
+RUNS = {name: of_panel(name, found) for name, found in PANELS.items()}
+ROWS = rows_of(PAINTED, RUNS)
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8) + (100).to_bytes(4, "big")  # as much of one as is read
+TITLES = {"a": "First", "b": "Second"}
 ORIGIN = {"commit": "abc", "device": {"kind": "Abacus"}, "started": "2031-02-03T04:05:06+00:00"}
 
 
@@ -41,11 +44,15 @@ def record(scale="smoke", rows=ROWS):
 
 
 def axes_of(title):
-    return next(axes for axes in all_axes(PAINTED, PANELS) if axes.title == title)
+    return next(axes for axes in axes_in(PANELS) if axes.title == title)
+
+
+def axes_in(panels):
+    return all_axes(PAINTED.parts, PAINTED.across, panels)
 
 
 def test_curves_are_smoothed_means_with_standard_errors_over_seeds():
-    line = axes_of("First").lines[1]
+    line = axes_of("First").curves[1]
     curves = np.array(PANELS["a"][2]["train"])
     assert line.label == "SlowMo"
     np.testing.assert_allclose(line.y, oracle_smooth(curves.mean(axis=0)), rtol=1e-12)
@@ -55,7 +62,7 @@ def test_curves_are_smoothed_means_with_standard_errors_over_seeds():
 
 
 def test_bits_are_counted_in_powers_of_two():
-    lines = axes_of("Bits").lines
+    lines = axes_of("Bits").curves
     assert [line.label for line in lines] == [
         f"{x}, {p}" for p in ("First", "Second") for x in LABELS
     ]
@@ -65,33 +72,33 @@ def test_bits_are_counted_in_powers_of_two():
 
 def test_a_method_that_sends_nothing_has_no_place_among_bits():
     silent = {"a": records(sent=0), "b": PANELS["b"]}
-    (bits,) = [axes for axes in all_axes(PAINTED, silent) if axes.title == "Bits"]
-    assert len(bits.lines) == 3
+    (bits,) = [axes for axes in axes_in(silent) if axes.title == "Bits"]
+    assert len(bits.curves) == 3
 
 
 def test_held_out_accuracy_is_in_percent_where_it_was_looked_at():
-    accuracy, loss = [axes for axes in all_axes(PAINTED, PANELS) if axes.title == "First"][1:]
+    accuracy, loss = [axes for axes in axes_in(PANELS) if axes.title == "First"][1:]
     measured = PANELS["a"][1]["heldout"]
-    np.testing.assert_array_equal(accuracy.lines[0].x, PANELS["a"][1]["evaluated_at"])
-    np.testing.assert_allclose(accuracy.lines[0].y, 100 * np.mean(measured["accuracy"], axis=0))
-    np.testing.assert_allclose(loss.lines[0].y, np.mean(measured["loss"], axis=0))
+    np.testing.assert_array_equal(accuracy.curves[0].x, PANELS["a"][1]["evaluated_at"])
+    np.testing.assert_allclose(accuracy.curves[0].y, 100 * np.mean(measured["accuracy"], axis=0))
+    np.testing.assert_allclose(loss.curves[0].y, np.mean(measured["loss"], axis=0))
     assert (accuracy.y_label, accuracy.log_y, loss.log_y) == ("test accuracy, %", False, True)
 
 
 def test_one_label_across_panels_has_a_colour_for_each():
-    lines = axes_of("LOpt-A").lines
+    lines = axes_of("LOpt-A").curves
     assert [line.label for line in lines] == ["LOpt-A, First", "LOpt-A, Second"]
-    assert len({line.colour for line in lines}) == 2
+    assert len({line.style.colour for line in lines}) == 2
     key = axes_of("LOpt-A").key
-    assert [name for name, _ in key] == ["First", "Second"]
-    assert [look for _, look in key] == [(line.colour, line.dashes) for line in lines]
+    assert [name for _, name in key] == ["First", "Second"]
+    assert [style for style, _ in key] == [line.style for line in lines]
 
 
 def test_looks_differ_even_for_many_labels():
     many = [{"kind": "method", "label": f"m{i}"} for i in range(13)] + [
         {"kind": "method", "label": "Local SGD"}
     ]
-    looks = looks_of({"p": many})
+    looks = styles_of({"p": many})
     assert len(set(looks.values())) == 14
 
 
@@ -100,13 +107,13 @@ def test_the_bound_is_drawn_on_as_a_level():
         r | ({"method": "small-batch-sgd"} if r.get("label") == "SlowMo" else {})
         for r in PANELS["a"]
     ]
-    (first, *_) = all_axes(PAINTED, {"a": changed, "b": PANELS["b"]})
-    assert [line.level is None for line in first.lines] == [True, False, True]
-    assert first.lines[1].level == pytest.approx(np.mean(np.array(changed[2]["train"])[:, -10:]))
+    (first, *_) = axes_in({"a": changed, "b": PANELS["b"]})
+    assert [line.level is None for line in first.curves] == [True, False, True]
+    assert first.curves[1].level == pytest.approx(np.mean(np.array(changed[2]["train"])[:, -10:]))
 
 
 def test_the_figure_has_every_axes_the_legend_and_the_note():
-    figure = experiment_figure(PAINTED, PANELS, ROWS, SMOKE_LINE)
+    figure = experiment_figure(PAINTED, RUNS, ROWS, SMOKE_LINE)
     shown = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
     assert shown == [
         "First",
@@ -124,8 +131,8 @@ def test_the_figure_has_every_axes_the_legend_and_the_note():
 
 
 def test_two_axes_of_a_panel_stand_side_by_side():
-    pairs = tuple(replace(panel, shown=("train", "test-loss")) for panel in PAINTED.panels)
-    figure = experiment_figure(replace(PAINTED, panels=pairs, across=()), PANELS, ROWS)
+    pairs = tuple(replace(panel, shown=("train", "test-loss")) for panel in PAINTED.parts)
+    figure = experiment_figure(replace(PAINTED, parts=pairs, across=()), RUNS, ROWS)
     assert [plot.get_title(loc="left") for plot in figure.axes] == [
         "First",
         "First",
@@ -141,7 +148,7 @@ def broken(losses, diverged):
     slow["train"] = [list(curve) for curve in slow["train"]]
     slow["train"][1][20:] = losses
     slow["diverged"] = [False, diverged, False]
-    return {"a": [*PANELS["a"][:2], slow, *PANELS["a"][3:]], "b": PANELS["b"]}
+    return {**RUNS, "a": of_panel("a", [*PANELS["a"][:2], slow, *PANELS["a"][3:]])}
 
 
 def test_a_diverged_curve_is_drawn_as_far_as_it_goes_and_told_of():
@@ -151,12 +158,10 @@ def test_a_diverged_curve_is_drawn_as_far_as_it_goes_and_told_of():
     assert cross.get_xdata() == [20]
     curve = np.mean(np.array(PANELS["a"][2]["train"])[:, 10:20])
     assert cross.get_ydata() == pytest.approx(curve)
-    told = notes(PAINTED, record(), panels, {})
+    told = notes(PAINTED, record(), panels)
     assert "Diverged: SlowMo on First, 1 of 3 seeds, first in round 21." in told
-    assert not [text for text in notes(PAINTED, record(), PANELS, {}) if "Diverged" in text]
-    weights = "in its last rounds" in " ".join(
-        notes(PAINTED, record(), broken([1.0] * 20, True), {})
-    )
+    assert not [text for text in notes(PAINTED, record(), RUNS) if "Diverged" in text]
+    weights = "in its last rounds" in " ".join(notes(PAINTED, record(), broken([1.0] * 20, True)))
     assert weights, "only the weights were no numbers any more"
 
 
@@ -172,21 +177,22 @@ def test_a_band_is_thin_where_seeds_agree_and_goes_on_from_there():
 
     plot = Figure().subplots()
     x, y = np.array([10.0, 20.0, 30.0]), np.array([10.0, 10.0, 6.0])
+    black = Style("#000000")
     lines = (
-        Line("a", "#000000", (), x, y, np.array([0.0, 0.0, 5.0])),
-        Line("b", "#000000", (), x, y, np.zeros(3)),
+        Curve("a", black, x, y, np.array([0.0, 0.0, 5.0])),
+        Curve("b", black, x, y, np.zeros(3)),
     )
-    draw_axes(plot, Axes("t", "x", "y", lines, False))
-    band, none = plot.collections
+    draw_panel(plot, Panel("p", "t", "x", "y", lines, log_y=False))
+    (band,) = plot.collections
     drawn = {tuple(map(float, at)) for path in band.get_paths() for at in path.vertices}
     assert drawn == {(10, 10), (20, 10), (30, 1), (30, 11)}
-    assert not none.get_paths()
 
 
 def test_bars_are_our_numbers_and_diamonds_the_papers():
     from matplotlib.figure import Figure
 
     plot = Figure().subplots()
+    blue = {"SlowMo": Style("#0072b2")}
     rows = [
         {
             "panel": "a",
@@ -207,7 +213,7 @@ def test_bars_are_our_numbers_and_diamonds_the_papers():
         }
         | {"paper_error": None},
     ]
-    draw_bars(plot, "Speedups", PAINTED, rows, {"SlowMo": ("#0072b2", ())})
+    draw_bars(plot, bars_of("Speedups", PAINTED.parts, rows, blue))
     (bar,) = plot.patches
     assert bar.get_height() == 3.0
     assert bar.get_x() + bar.get_width() / 2 == pytest.approx(0)
@@ -221,12 +227,12 @@ def test_bars_are_our_numbers_and_diamonds_the_papers():
         "target": 1.5,
         "paper_target": 0.2,
     }  # rounds to another loss cannot be laid beside the paper's
-    draw_bars(plot, "Rounds", PAINTED, rows, {"SlowMo": ("#0072b2", ())})
+    draw_bars(plot, bars_of("Rounds", PAINTED.parts, rows, blue))
     assert diamonds(plot) == []
 
 
 def test_the_table_shows_both_numbers_and_the_difference():
-    table = panels_table(PAINTED, ROWS)
+    table = panels_table("t", TITLES, ROWS)
     assert table.headers == [
         "panel",
         "method",
@@ -242,7 +248,7 @@ def test_the_table_shows_both_numbers_and_the_difference():
     )
     assert slowmo[2].startswith(f"{ours['ours']:.2f}×")
     assert slowmo[3] == "2.00× ± 0.50"
-    assert slowmo[4] == difference(ours["ours"] - 2.0)
+    assert slowmo[4] == signed(ours["ours"] - 2.0)
     assert table.rows[0][3:5] == ["", ""]
 
 
@@ -250,7 +256,7 @@ def test_the_table_shows_both_numbers_and_the_difference():
     ("value", "text"), [(None, "–"), (0.5, "+0.500"), (-31, "−31.0"), (0, "±0")]
 )
 def test_differences_have_a_sign(value, text):
-    assert difference(value) == text
+    assert signed(value) == text
 
 
 def test_rounds_say_which_loss_they_are_to():
@@ -269,16 +275,16 @@ def test_rounds_say_which_loss_they_are_to():
         "target": 1.5,
         "paper_target": 0.2,
     }
-    table = panels_table(PAINTED, [row])
+    table = panels_table("t", TITLES, [row])
     assert table.headers[2:] == ["rounds to 1.50", "the paper (to 0.200)", "difference"]
     assert table.rows == [["First", "SlowMo", "–", "311", "–"]]
-    assert panels_table(PAINTED, [row | {"target": 0.2}]).headers[3] == "the paper"
+    assert panels_table("t", TITLES, [row | {"target": 0.2}]).headers[3] == "the paper"
 
 
 @pytest.mark.parametrize(("scale", "said"), [("smoke", True), ("full", False)])
 def test_only_the_smoke_scale_says_so(scale, said):
-    told = notes(PAINTED, record(scale), PANELS, {})
-    for text in (markdown(PAINTED, record(scale), told), page(PAINTED, record(scale), told, b"")):
+    told = notes(PAINTED, record(scale), RUNS)
+    for text in (markdown(PAINTED, record(scale), told), page(PAINTED, record(scale), told, PNG)):
         assert (SMOKE_LINE in text) == said
         assert ("a quarter of what" in text) == said
         for part in (
@@ -292,14 +298,14 @@ def test_only_the_smoke_scale_says_so(scale, said):
 
 
 def test_markup_in_a_title_stays_text():
-    text = page(replace(PAINTED, title="<b>x</b>"), record(), ["<b>x</b>"], b"")
+    text = page(replace(PAINTED, title="<b>x</b>"), record(), ["<b>x</b>"], PNG)
     assert "<b>x" not in text
     lines = [line for line in markdown(PAINTED, record(), []).splitlines() if line.startswith("| ")]
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
 
 def test_everything_is_written(tmp_path):
-    files = write_outcome(tmp_path, PAINTED, record(), PANELS)
+    files = write_outcome(tmp_path, PAINTED, record(), RUNS)
     pictures = ["figure-narrow.png", "figure.png", "figure.svg"]
     assert sorted(path.name for path in files) == [*pictures, "table.html", "table.md"]
     narrow, wide = (
@@ -324,13 +330,13 @@ def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
         "difference": 0.3,
         "recorded": None,
     }
-    table = hparams_table([row])
+    (table,) = SweepPanel.tables(PAINTED, [row])
     assert table.rows == [
         ["FMNIST: SlowMo", "0.3 / 1.667", "0.1 / 1", "0.200", "0.500", "+0.300", "–"]
     ]
     sweeps = (SweepPanel("s", "S", SweepConfig(), "minimum", {}),)
     found = Experiment(
-        "h", "H", "w", sweeps=sweeps, listings=(Listing("Others", ("a", "b"), (("1", "2"),)),)
+        "h", "H", "w", sweeps, listings=(Listing("Others", ("a", "b"), (("1", "2"),)),)
     )
     write_outcome(tmp_path, found, record(rows=[row]), {})
     text = (tmp_path / "table.md").read_text()

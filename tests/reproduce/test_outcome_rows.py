@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from laconic.reproduce.experiment import Experiment, Number, Panel, SweepPanel
-from laconic.reproduce.outcome import COLUMNS, METRICS, hparam_rows, rows_of
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.outcome import rows_of
+from laconic.reproduce.panel import Number, Panel
+from laconic.reproduce.panel_show import COLUMNS, METRICS
+from laconic.reproduce.sweep_panel import ON_RECORD, SweepPanel
 from laconic.runs.sweep import SweepConfig
-from tests.reproduce.made import SMALL, summary_of
+from tests.reproduce.made import SMALL, of_panel, summary_of
 
 PAPER = {"Local SGD": Number(1.0), "SlowMo": Number(4.0, 0.4), "LOpt-A": Number(None)}
 
@@ -37,7 +40,7 @@ def two_panels():
             "LOpt-A": {"speedup": 8.0},
         },
     }
-    return experiment, {name: summary_of(rows) for name, rows in numbers.items()}
+    return experiment, {name: of_panel(name, summary_of(rows)) for name, rows in numbers.items()}
 
 
 def test_a_row_has_both_numbers_and_their_difference():
@@ -69,16 +72,15 @@ def test_averages_ignore_hyphens_on_either_side():
 
 def test_averages_over_the_same_columns_have_a_difference():
     experiment, records = two_panels()
-    records["b"] = summary_of(
-        {"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": 5.5}, "LOpt-A": {"speedup": 8.0}}
-    )
+    rows = {"Local SGD": {"speedup": 1.0}, "SlowMo": {"speedup": 5.5}, "LOpt-A": {"speedup": 8.0}}
+    records["b"] = of_panel("b", summary_of(rows))
     slowmo = pick(rows_of(experiment, records), "average", "SlowMo")
     assert (slowmo["ours"], slowmo["paper"], slowmo["difference"]) == (4.5, 4.0, 0.5)
 
 
 def test_a_method_that_one_panel_lacks_has_no_average():
     experiment, records = two_panels()
-    records["b"] = summary_of({"Local SGD": {"speedup": 1.0}})
+    records["b"] = of_panel("b", summary_of({"Local SGD": {"speedup": 1.0}}))
     labels = {row["label"] for row in rows_of(experiment, records) if row["panel"] == "average"}
     assert labels == {"Local SGD"}
 
@@ -90,13 +92,14 @@ def test_rounds_to_another_loss_than_the_papers_have_no_difference(target, diffe
         "H",
         SMALL,
         paper={"SlowMo": Number(311)},
+        paper_metric="rounds",
         paper_target=0.2,
         metrics=("rounds", "final_train"),
     )
     records = summary_of(
         {"SlowMo": {"rounds_to_target": 342, "final_train": 0.1, "final_train_error": 0.01}}, target
     )
-    rows = rows_of(Experiment("e", "E", "w", (panel,)), {"h4": records})
+    rows = rows_of(Experiment("e", "E", "w", (panel,)), {"h4": of_panel("h4", records)})
     assert pick(rows, "h4", "SlowMo", "rounds")["difference"] == difference
     other = pick(rows, "h4", "SlowMo", "final_train")
     assert (other["ours"], other["error"], other["in_paper"]) == (0.1, 0.01, False)
@@ -105,7 +108,9 @@ def test_rounds_to_another_loss_than_the_papers_have_no_difference(target, diffe
 def test_every_metric_reads_what_a_summary_has():
     values = {metric.field: 0.5 for metric in METRICS.values()} | {"rounds_to_target": 7}
     panel = Panel("p", "P", SMALL, metrics=tuple(METRICS))
-    rows = rows_of(Experiment("e", "E", "w", (panel,)), {"p": summary_of({"x": values})})
+    rows = rows_of(
+        Experiment("e", "E", "w", (panel,)), {"p": of_panel("p", summary_of({"x": values}))}
+    )
     assert [row["ours"] for row in rows] == [7 if metric == "rounds" else 0.5 for metric in METRICS]
 
 
@@ -122,13 +127,13 @@ def test_accuracy_over_a_span_is_the_mean_over_its_looks():
     method["evaluated_at"] = list(range(1, 1001))
     panel = Panel("p", "P", SMALL, metrics=("accuracy_181_200", "accuracy_951_1000"))
     found = Experiment("e", "E", "w", (panel,))
-    rows = rows_of(found, {"p": [method, *summary_of({"x": {}})]})
+    rows = rows_of(found, {"p": of_panel("p", [method, *summary_of({"x": {}})])})
     for row, part in zip(rows, (values[:, 180:200], values[:, 950:1000]), strict=True):
         assert row["ours"] == pytest.approx(part.mean())
         assert row["error"] == pytest.approx(part.mean(axis=1).std(ddof=1) / math.sqrt(3))
     assert COLUMNS["accuracy_181_200"].text(0.87654, 0.00123) == "87.65 ± 0.12 %"
     for changed in ({"evaluated_at": list(range(2001, 3001))}, {"diverged": [False, True, False]}):
-        rows = rows_of(found, {"p": [method | changed, *summary_of({"x": {}})]})
+        rows = rows_of(found, {"p": of_panel("p", [method | changed, *summary_of({"x": {}})])})
         assert [row["ours"] for row in rows] == [None, None]
 
 
@@ -155,7 +160,8 @@ POINTS = [
 
 def hparams(rank_by, paper, recorded=None):
     row = SweepPanel("s", "S", SweepConfig(method="slowmo"), rank_by, paper)
-    return hparam_rows(Experiment("e", "E", "w", sweeps=(row,)), {"s": POINTS}, recorded)[0]
+    runs = {"sweeps/s": POINTS, ON_RECORD: recorded or []}
+    return rows_of(Experiment("e", "E", "w", (row,)), {"s": runs})[0]
 
 
 def test_tuned_values_beside_what_the_papers_come_to_in_the_same_sweep():
@@ -177,7 +183,7 @@ def test_values_off_the_grid_have_no_loss_here():
 
 def test_sweeps_on_record_are_shown_beside():
     better = [*POINTS[:2], replace_point(POINTS[0], index=3, minimum=0.01)]
-    row = hparams("minimum", {"gamma": 0.1, "alpha": 1.0, "beta": 0.95}, {"s": better})
+    row = hparams("minimum", {"gamma": 0.1, "alpha": 1.0, "beta": 0.95}, better)
     assert row["recorded"]["gamma"] == 0.3
     assert row["ours"]["gamma"] == 0.1
 

@@ -12,17 +12,19 @@ CODE = """
 from dataclasses import replace
 from laconic.cli import main
 from laconic.runs.sweep import SweepConfig
-from laconic.reproduce.experiment import Experiment, SweepPanel
-from laconic.reproduce.registry import EXPERIMENTS
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.sweep_panel import SweepPanel
+from laconic.reproduce import EXPERIMENTS
 from tests.reproduce.made import DIGITS, SMALL
 
-sizes = {name: getattr(SMALL, name) for name in ("task", "workers", "local_steps", "batch", "rounds", "seeds")}
+names = ("task", "workers", "local_steps", "batch", "rounds", "seeds")
+sizes = {name: getattr(SMALL, name) for name in names}
 config = SweepConfig(**sizes, grid=("gamma=0.4,0.3,0.2,0.1",), points_at_once=1)
 slowmo = replace(config, method="slowmo", grid=("gamma=0.2,0.1", "alpha=1", "beta=0.5,0.9"))
 sweeps = {"local-sgd": config, "slowmo": slowmo}
 panels = tuple(SweepPanel(name, name, config, "minimum", {}) for name, config in sweeps.items())
 EXPERIMENTS["digits"] = DIGITS
-EXPERIMENTS["swept"] = Experiment("swept", "Swept, for tests", "two sweeps", sweeps=panels)
+EXPERIMENTS["swept"] = Experiment("swept", "Swept, for tests", "two sweeps", panels)
 main()
 """
 KEYS = ("kind", "label", "index", "end", "step", "which")

@@ -12,9 +12,10 @@ from laconic.errors import LaconicError
 from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.recipes.sweeps import SWEEPS
 from laconic.reproduce import run
-from laconic.reproduce.experiment import Learned
-from laconic.reproduce.recorded import find_sweep, matches
-from laconic.reproduce.run import carry_out, reproduce, resume_experiment, with_learned
+from laconic.reproduce.panel import Learned, matches
+from laconic.reproduce.part import Runner
+from laconic.reproduce.run import carry_out, reproduce, resume_experiment
+from laconic.reproduce.sweep_panel import find_sweep
 from laconic.runs import meta_train as meta_module
 from laconic.runs.folder import Interrupted
 from laconic.store.records import read
@@ -25,7 +26,7 @@ from tests.reproduce.made import DIGITS, Killed, Watch, quickly
 def quick():
     """Little optimising, no pictures: what takes the time in runs this small."""
     with jax.numpy_dtype_promotion("standard"), quickly() as patch:  # for optax's AdamW
-        patch.setattr(meta_module, "learning_curve", lambda records, path: None)
+        patch.setattr(meta_module, "write_learning_curve", lambda records, path: None)
         yield
 
 
@@ -251,7 +252,7 @@ def test_a_folder_of_something_else_is_refused(whole, tmp_path, raises_clearly):
         carry_out(DIGITS, "full", tmp_path)
     with raises_clearly("is of digits at scale full", "--out"):
         carry_out(DIGITS, "smoke", whole[0])
-    with raises_clearly("something else than an experiment"):
+    with raises_clearly("no records of an experiment"):
         carry_out(DIGITS, "full", whole[0] / "panels" / "one")
     with raises_clearly("colon"):
         carry_out(DIGITS, "full", tmp_path / "a:b")
@@ -329,19 +330,18 @@ def test_a_published_optimizer_is_used_only_in_its_own_setting():
 
 
 def test_the_zoo_saves_a_meta_training(tmp_path):
-    place = run._Place(
-        tmp_path, "full", Watch(), lambda: True
-    )  # asked to stop, so that training would be noticed
+    # asked to stop, so that training would be noticed
+    runner = Runner(tmp_path, "full", Watch(), lambda: True)
     config = META_RECIPES["lopt-a-fmnist"][1]
-    assert run._obtain(Learned("l", config, "lopt-a-fmnist"), place) == "lopt-a-fmnist"
+    assert Learned("l", config, "lopt-a-fmnist").obtain(runner) == "lopt-a-fmnist"
     with pytest.raises(Interrupted, match="stopped before l"):
-        run._obtain(Learned("l", config), place)
+        Learned("l", config).obtain(runner)
 
 
 def test_learned_optimizers_come_after_the_others():
-    config = with_learned(DIGITS.panels[0], {"lopt-digits": "x/best.safetensors"})
+    config = DIGITS.parts[0].comparison({"lopt-digits": "x/best.safetensors"}, {})
     assert config.optimizers == (
-        *DIGITS.panels[0].config.optimizers,
+        *DIGITS.parts[0].config.optimizers,
         "x/best.safetensors:label=LOpt",
     )
 

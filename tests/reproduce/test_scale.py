@@ -6,8 +6,10 @@ from dataclasses import fields, replace
 import pytest
 
 from laconic.recipes.sweeps import SWEEPS
-from laconic.reproduce.registry import EXPERIMENTS
-from laconic.reproduce.scale import at_scale, quarter, small_task, smoke, smoke_meta, smoke_sweep
+from laconic.reproduce import EXPERIMENTS
+from laconic.reproduce.panel import Panel
+from laconic.reproduce.scale import quarter, small_task, smoke, smoke_meta, smoke_sweep
+from laconic.reproduce.timings import TimingPanel
 from laconic.runs.compare import CompareConfig
 from laconic.runs.meta_config import MetaConfig
 
@@ -119,8 +121,8 @@ def test_sizes_that_tell_tasks_apart_still_do():
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
 def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
-    full, small = EXPERIMENTS[name], at_scale(EXPERIMENTS[name], "smoke")
-    assert [p.name for p in small.panels] == [p.name for p in full.panels]
+    full, small = EXPERIMENTS[name], EXPERIMENTS[name].at_scale("smoke")
+    assert [p.name for p in small.of(Panel)] == [p.name for p in full.of(Panel)]
     setting = lambda p: (
         p.config.task,
         p.config.workers,
@@ -128,29 +130,30 @@ def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
         p.config.compress,
         p.config.federated,
     )
-    assert len({setting(p) for p in small.panels}) == len(full.panels)
-    for ours, theirs in zip(small.panels, full.panels, strict=True):
+    assert len({setting(p) for p in small.of(Panel)}) == len(full.of(Panel))
+    for ours, theirs in zip(small.of(Panel), full.of(Panel), strict=True):
         assert ours.config.optimizers == theirs.config.optimizers
         assert [use.label for use in ours.learned] == [use.label for use in theirs.learned]
         tuned = lambda panel: [(t.label, t.config.method, t.config.grid) for t in panel.tuned]
         assert tuned(ours) == tuned(theirs)
-    assert [timing.title for timing in small.timings] == [timing.title for timing in full.timings]
-    assert len({timing.config for timing in small.timings}) == len(full.timings)
+    times = lambda found: found.of(TimingPanel)
+    assert [timing.title for timing in times(small)] == [timing.title for timing in times(full)]
+    assert len({timing.config for timing in times(small)}) == len(times(full))
     assert list(small.optimizers()) == list(full.optimizers())
     distinct = list(small.optimizers().values())
     assert all(
         one.config != other.config for i, one in enumerate(distinct) for other in distinct[:i]
     )
-    assert at_scale(full, "full") is full
+    assert full.at_scale("full") is full
 
 
 def test_the_test_set_is_looked_at_more_than_once_only_where_that_is_shown():
     looks = lambda name: {
-        p.config.evaluate_every for p in at_scale(EXPERIMENTS[name], "smoke").panels
+        p.config.evaluate_every for p in EXPERIMENTS[name].at_scale("smoke").parts
     }
     assert (looks("fig-validation"), looks("fig-workers"), looks("fig-large")) == ({10}, {50}, {25})
 
 
 def test_an_unknown_scale_is_refused(raises_clearly):
     with raises_clearly("unknown scale 'ful'", "full"):
-        at_scale(EXPERIMENTS["fig-ablation"], "ful")
+        EXPERIMENTS["fig-ablation"].at_scale("ful")

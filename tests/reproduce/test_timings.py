@@ -9,10 +9,10 @@ import pytest
 from laconic.bench import overhead
 from laconic.bench.overhead import OverheadConfig
 from laconic.reproduce import run
-from laconic.reproduce.draw_timings import timings_figure
-from laconic.reproduce.experiment import Experiment, TimingPanel
-from laconic.reproduce.page import tables
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.outcome import experiment_figure, tables
 from laconic.reproduce.run import carry_out
+from laconic.reproduce.timings import TimingPanel
 from laconic.runs.folder import Interrupted
 from laconic.show.report import collect
 from laconic.store.records import read
@@ -26,7 +26,7 @@ TIMED = Experiment(
     "timed",
     "Timed",
     "two models by the clock",
-    timings=(TimingPanel("a", "A", CONFIG, PAPER), TimingPanel("b", "B", replace(CONFIG, batch=7))),
+    (TimingPanel("a", "A", CONFIG, PAPER), TimingPanel("b", "B", replace(CONFIG, batch=7))),
 )
 SECONDS = {
     "forward-backward": 0.008,
@@ -83,7 +83,7 @@ def test_a_round_is_h_local_steps_and_one_of_the_server(clock, tmp_path):
 
 def test_the_figure_stacks_the_optimizer_on_the_passes(clock, no_pictures, tmp_path):
     _, record = carry_out(TIMED, "full", tmp_path / "out")
-    figure = timings_figure(TIMED, record["rows"], "a note")
+    figure = experiment_figure(TIMED, {}, record["rows"], "a note", 4)
     assert [plot.get_title(loc="left") for plot in figure.axes] == ["A", "B", "", ""]
     bars = figure.axes[0].patches
     tops = sorted({round(bar.get_y() + bar.get_height(), 6) for bar in bars if bar.get_y()})
@@ -151,7 +151,7 @@ def test_other_settings_are_refused_and_the_report_knows_it(
     folder, _ = carry_out(TIMED, "full", tmp_path / "results" / "timed")
     (found,) = collect(tmp_path / "results").runs
     assert (found.kind, found.name) == ("experiment", "timed")
-    other = replace(TIMED, timings=(replace(TIMED.timings[0], config=replace(CONFIG, batch=3)),))
+    other = replace(TIMED, parts=(replace(TIMED.parts[0], config=replace(CONFIG, batch=3)),))
     with raises_clearly("timings/a", "another batch"):
         carry_out(other, "full", folder)
 
@@ -159,7 +159,7 @@ def test_other_settings_are_refused_and_the_report_knows_it(
 @pytest.mark.slow
 def test_for_real_at_a_small_size(tmp_path):
     small = replace(CONFIG, task="digits-mlp:width=4", local_steps=(2,), batch=4, restarts=1)
-    found = replace(TIMED, timings=(TimingPanel("a", "A", small),))
+    found = replace(TIMED, parts=(TimingPanel("a", "A", small),))
     _, record = carry_out(found, "smoke", tmp_path / "out")
     assert all(row["ours"] > 0 for row in record["rows"])
     assert record["rows"][0]["overhead"] == 1.0

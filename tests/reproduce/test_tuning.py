@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.reproduce import recorded, run
-from laconic.reproduce.experiment import Experiment, Panel, Tuning
-from laconic.reproduce.notes import notes
-from laconic.reproduce.page import tables
-from laconic.reproduce.run import carry_out
+from laconic.reproduce import panel, run, sweep_panel
+from laconic.reproduce.experiment import Experiment
+from laconic.reproduce.outcome import notes, tables
+from laconic.reproduce.panel import Panel, Tuning
+from laconic.reproduce.run import carry_out, read_runs
 from laconic.runs import sweep as sweep_module
 from laconic.runs.folder import Interrupted
 from laconic.runs.sweep import SweepConfig, sweep
@@ -37,7 +37,7 @@ TUNED = Experiment(
 def quick():
     """Little optimising, no pictures: what takes the time in runs this small."""
     with quickly() as patch:
-        patch.setattr(sweep_module, "heat_map", lambda records, path: path.touch())
+        patch.setattr(sweep_module, "write_figure", lambda records, path: path.touch())
         patch.setattr(run, "write_outcome", lambda *outcome: None)
         yield
 
@@ -70,9 +70,7 @@ def test_the_grid_is_told(whole):
     assert [row[:2] for row in compared.rows] == [["P", "Local SGD"], ["P", "SlowMo"]]
     assert found.rows[0][:6] == ["P", "Local SGD", "3", "1", "6", "0.3"]
     assert len(found.rows[0]) == len(found.headers)
-    told = [
-        text for text in notes(TUNED, record, {"p": read(whole[0] / "panels/p/records.jsonl")}, {})
-    ]
+    told = notes(TUNED, record, read_runs(TUNED, whole[0]))
     grid = "gamma=1e-6,0.3,3e38: 3 points, 6 rounds, 1 seed; best values are in the order gamma."
     assert f"Local SGD is tuned over {grid}" in told
 
@@ -81,7 +79,7 @@ def test_nothing_is_tuned_twice(whole, monkeypatch):
     folder, record, _ = whole
     watch = Watch()
     monkeypatch.setattr(
-        run, "find_sweep", lambda config: pytest.fail("its own sweep is there already")
+        panel, "find_sweep", lambda config: pytest.fail("its own sweep is there already")
     )
     assert carry_out(TUNED, "full", folder, watching=watch) == (folder, record)
     assert watch.begun == []
@@ -101,7 +99,7 @@ def test_stopped_among_the_points_it_goes_on_with_the_next(whole, tmp_path):
 def test_a_sweep_on_record_stands_in_at_full_scale(tmp_path, monkeypatch):
     sweep(replace(GRID, out=tmp_path / "sweeps" / "mine"))
     monkeypatch.setattr(
-        run, "find_sweep", lambda config: recorded.find_sweep(config, tmp_path / "sweeps")
+        panel, "find_sweep", lambda config: sweep_panel.find_sweep(config, tmp_path / "sweeps")
     )
     watch = Watch()
     folder, record = carry_out(TUNED, "full", tmp_path / "out", watching=watch)

@@ -11,7 +11,7 @@ import tyro
 from laconic.federated.population import Federated, in_words, read_federated
 from laconic.methods import parse_method
 from laconic.recipes.comparisons import RECIPES
-from laconic.reproduce.compiling import compiled_for
+from laconic.reproduce.scale import compiled_for
 from laconic.runs.compare import CompareConfig, compare
 from laconic.runs.folder import Interrupted, command_line
 from laconic.runs.meta_train import meta_train, resume_meta_train
