@@ -138,7 +138,7 @@ def final_loss(curves_ST: ArrayLike) -> float:
 def mean_over_rounds(
     values_SE: ArrayLike, evaluated_at: ArrayLike, first: int, last: int
 ) -> tuple[float, float] | tuple[None, None]:
-    """A held-out metric over rounds `first` to `last` → (mean, standard error); None without any."""
+    """A held-out metric over rounds `first` to `last` → (mean, error); None without any."""
     values_SE, at_E = checked_curves(values_SE), np.asarray(evaluated_at)
     inside_E = (at_E >= first) & (at_E <= last)
     if not inside_E.any():

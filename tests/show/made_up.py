@@ -85,31 +85,16 @@ def summary_record(methods, reference, target, link):
 def comparison(
     methods, reference: str | None = LABELS[0], target: float | None = None, link: str | None = None
 ):
-    config = {
-        "task": "digits-mlp",
-        "optimizers": [m["label"] for m in methods],
-        "workers": 8,
-        "local_steps": 4,
-        "batch": 16,
-        "rounds": len(methods[0]["train"][0]),
-        "seeds": len(methods[0]["train"]),
-        "evaluate_every": EVERY,
-        "compress": "dense",
-        "link": link,
-        "step_time": None,
-        "target_loss": target,
-        "topology": "server",
-    }
+    config = {"task": "digits-mlp", "optimizers": [m["label"] for m in methods], "workers": 8}
+    config |= {"local_steps": 4, "batch": 16, "rounds": len(methods[0]["train"][0])}
+    config |= {"seeds": len(methods[0]["train"]), "evaluate_every": EVERY, "compress": "dense"}
+    config |= {"link": link, "step_time": None, "target_loss": target, "topology": "server"}
     run = {
         "kind": "run",
         "config": config,
         "command": "laconic compare --rounds 300 --seeds 10",
-        "task": {
-            "name": "digits-mlp",
-            "parameters": 109386,
-            "source": "bundled digits",
-            "classes": 10,
-        },
+        "task": {"name": "digits-mlp", "source": "bundled digits"}
+        | {"parameters": 109386, "classes": 10},
         "provenance": {
             "commit": "3f2c9a7d5e5b0c0d",
             "dirty": True,

@@ -259,7 +259,8 @@ def test_matplotlib_waits_for_the_first_figure_and_keeps_its_settings():
         assert not [name for name in sys.modules if name.startswith("matplotlib")]
         import matplotlib
         matplotlib.rcParams.update({"text.usetex": True, "font.size": 50.0, "svg.fonttype": "path"})
-        settings = lambda: {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != "backend"}
+        kept = [k for k in matplotlib.rcParams if k != "backend"]
+        settings = lambda: {k: matplotlib.rcParams[k] for k in kept}
         before = settings()
         curve = curves.Curve("a", curves.Style("#0072b2"), *[figures.np.arange(1.0, 5)] * 3)
         panel = curves.Panel("rounds", "Loss", "rounds", "loss", (curve,))

@@ -31,21 +31,16 @@ def loop_rounds(curves, target):
 
 
 def falling(start, rate, T, S=1):
-    """Losses that fall by `rate` a round (dyadic, so that all means are exact), a little apart for
-    each seed."""
+    """Losses that fall by `rate` a round (dyadic, so that means are exact), one apart by seed."""
     return np.array([[start + seed - rate * t for t in range(T)] for seed in range(S)])
 
 
 def test_smoothed_by_hand():
-    np.testing.assert_array_equal(
-        metrics.smoothed([4.0, 2.0, 6.0, 0.0], window=2), [NAN, 3.0, 4.0, 3.0]
-    )
-    np.testing.assert_array_equal(
-        metrics.smoothed([4.0, 2.0, 6.0, 0.0], window=1), [4.0, 2.0, 6.0, 0.0]
-    )
-    np.testing.assert_array_equal(
-        metrics.smoothed([1.0, 2.0, 6.0]), [NAN, NAN, 3.0]
-    )  # shorter than the window
+    curve = [4.0, 2.0, 6.0, 0.0]
+    np.testing.assert_array_equal(metrics.smoothed(curve, window=2), [NAN, 3.0, 4.0, 3.0])
+    np.testing.assert_array_equal(metrics.smoothed(curve, window=1), curve)
+    # shorter than the window
+    np.testing.assert_array_equal(metrics.smoothed([1.0, 2.0, 6.0]), [NAN, NAN, 3.0])
 
 
 def test_ten_rounds_are_the_window():
@@ -55,9 +50,8 @@ def test_ten_rounds_are_the_window():
 
 def test_a_non_finite_round_spoils_its_windows_only():
     curve = [1.0, INF, 1.0, 1.0, NAN, 1.0, 1.0, -INF, INF, 2.0, 2.0]
-    np.testing.assert_array_equal(
-        metrics.smoothed(curve, 2), [NAN, INF, INF, 1, NAN, NAN, 1, -INF, NAN, INF, 2]
-    )
+    want = [NAN, INF, INF, 1, NAN, NAN, 1, -INF, NAN, INF, 2]
+    np.testing.assert_array_equal(metrics.smoothed(curve, 2), want)
 
 
 def test_mean_and_standard_error_by_hand():
@@ -75,9 +69,8 @@ def test_float32_curves_are_averaged_in_float64():
 
 def test_rounds_to_loss_by_hand():
     curves = falling(10.0, 0.5, 30)  # smoothed at round t (from 1): 10 − 0.5·(t − 5.5)
-    assert (
-        metrics.rounds_to_loss(curves, 7.75) == 10
-    )  # the first full window ends at round 10: 10 − 0.5·4.5
+    # the first full window ends at round 10: 10 − 0.5·4.5
+    assert metrics.rounds_to_loss(curves, 7.75) == 10
     assert metrics.rounds_to_loss(curves, 100.0) == 10
     assert metrics.rounds_to_loss(curves, 7.74) == 11
     assert metrics.rounds_to_loss(curves, -2.25) == 30
@@ -101,9 +94,8 @@ def test_one_diverged_seed_never_reaches_a_loss_after_it():
     for bad in (NAN, INF, -INF):
         curves = falling(10.0, 0.5, 30, S=2)
         curves[1, 14:] = bad
-        assert (
-            metrics.rounds_to_loss(curves, 6.25) == 14
-        )  # 10.5 − 0.5·8.5: the last window before round 15
+        # 10.5 − 0.5·8.5: the last window before round 15
+        assert metrics.rounds_to_loss(curves, 6.25) == 14
         assert metrics.rounds_to_loss(curves, 6.24) is None
         assert metrics.minimum_loss(curves) == 6.25
         assert not math.isfinite(metrics.final_loss(curves))
@@ -181,9 +173,8 @@ def test_against_plain_loops(data):
     numbers = st.integers(-64, 640).map(lambda n: n / 16)
     rows = data.draw(st.lists(st.lists(numbers, min_size=T, max_size=T), min_size=S, max_size=S))
     window = data.draw(st.integers(1, 12))
-    np.testing.assert_allclose(
-        metrics.smoothed(rows[0], window), loop_smoothed(rows[0], window), rtol=1e-14
-    )
+    smoothed = metrics.smoothed(rows[0], window)
+    np.testing.assert_allclose(smoothed, loop_smoothed(rows[0], window), rtol=1e-14)
     np.testing.assert_allclose(metrics.mean_curve(rows), loop_mean(rows), rtol=1e-14)
     smooth = loop_smoothed(loop_mean(rows), 10)
     assert metrics.minimum_loss(rows) == pytest.approx(min(v for v in smooth if v == v), rel=1e-14)

@@ -38,23 +38,30 @@ const found = {}, widths = [WIDTHS]; let left = widths.length;
 const hidden = node => node.getClientRects().length === 0;
 const inBox = node => node.closest('.scroll') !== null;
 function measure(width, frame) {
-  const page = frame.contentDocument, root = page.documentElement, all = [...page.querySelectorAll('body *')];
+  const page = frame.contentDocument, root = page.documentElement,
+    all = [...page.querySelectorAll('body *')];
   found[width] = {
-    viewport: root.clientWidth, whole: root.scrollWidth, height: root.scrollHeight, title: page.title,
-    out: all.filter(n => !hidden(n) && !inBox(n) && n.getBoundingClientRect().right > root.clientWidth + 0.5)
+    viewport: root.clientWidth, whole: root.scrollWidth, height: root.scrollHeight,
+      title: page.title,
+    out: all.filter(n => !hidden(n) && !inBox(n) &&
+      n.getBoundingClientRect().right > root.clientWidth + 0.5)
       .map(n => n.tagName + ' ' + n.textContent.trim().slice(0, 60)).slice(0, 5),
     fetched: frame.contentWindow.performance.getEntriesByType('resource').map(e => e.name)
       .filter(name => !name.startsWith('data:')),
-    images: [...page.images].map(i => ({loaded: i.complete && i.naturalWidth > 0, pixels: i.naturalWidth,
+    images: [...page.images].map(i => ({loaded: i.complete && i.naturalWidth > 0,
+      pixels: i.naturalWidth,
       width: i.getBoundingClientRect().width, box: i.closest('.scroll').clientWidth})),
     plots: [...page.querySelectorAll('figure')].map(f => ({name: f.querySelector('h3').textContent,
       key: [...f.querySelectorAll('.key li')].filter(n => !hidden(n)).length,
       letters: Math.min(...[...f.querySelectorAll('svg[role=img] text')].map(t => {
-        const svg = t.ownerSVGElement, scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+        const svg = t.ownerSVGElement,
+          scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
         return scale * parseFloat(frame.contentWindow.getComputedStyle(t).fontSize); }))})),
     over: [...page.querySelectorAll('th .name span')].filter(n =>
-      n.getBoundingClientRect().right > n.closest('th').getBoundingClientRect().right).map(n => n.textContent),
-    boxes: [...page.querySelectorAll('.scroll')].map(n => ({inside: n.scrollWidth, box: n.clientWidth})),
+      n.getBoundingClientRect().right > n.closest('th').getBoundingClientRect().right)
+      .map(n => n.textContent),
+    boxes: [...page.querySelectorAll('.scroll')].map(n => ({inside: n.scrollWidth,
+      box: n.clientWidth})),
   };
   if (--left === 0) {
     const text = document.createElement('pre');

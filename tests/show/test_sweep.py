@@ -26,32 +26,14 @@ def made_up(method, points, values, grid_points, by="minimum", target=None, vali
         known = value is not None
         fields = {"minimum": value if known else 0.001, "final": 2 * value if known else None}
         fields |= {"rounds_to_target": round(100 * value) if known and target else None}
-        fields |= {
-            "valid": dict.fromkeys(valid, value),
-            "diverged": [not known, False],
-            "seeds": [0, 1],
-        }
-        records.append(
-            {
-                "kind": "point",
-                "index": i,
-                "label": definition_of(method).spec(point),
-                "numbers": point,
-                **fields,
-            }
-        )
+        fields |= {"valid": dict.fromkeys(valid, value), "diverged": [not known, False]}
+        fields |= {"seeds": [0, 1], "numbers": point}
+        label = definition_of(method).spec(point)
+        records.append({"kind": "point", "index": i, "label": label, **fields})
     order = ranked(records, by)
-    ranking = {
-        "kind": "ranking",
-        "by": by,
-        "target_loss": target,
-        "best": order[0]["label"],
-        "seconds": 61.0,
-    }
-    ranking |= {
-        "order": [p["index"] for p in order],
-        "diverged": sum(value is None for value in values),
-    }
+    ranking = {"kind": "ranking", "by": by, "target_loss": target, "best": order[0]["label"]}
+    ranking |= {"order": [p["index"] for p in order], "seconds": 61.0}
+    ranking |= {"diverged": sum(value is None for value in values)}
     return [run, *records, ranking]
 
 
@@ -71,9 +53,8 @@ def test_the_table_holds_the_best_ten():
     assert headers == ["rank", "gamma", "alpha", "beta", "lowest train loss", "final train loss"]
     assert len(rows) == 10
     assert rows[0] == ["1", "0.3", "0.3333", "0.9", "0.100", "0.200"]
-    assert [row[4] for row in rows] == [
-        f"{value:.3f}" for value in (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
-    ]
+    losses = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7)
+    assert [row[4] for row in rows] == [f"{value:.3f}" for value in losses]
     assert (
         "13 points, 1 diverged; 2 seeds; ranked by lowest train loss (trailing 10-round mean); 1 "
         "min." in text
