@@ -1,8 +1,6 @@
 """What every command shares: the two consoles, reading words, progress bars, and stopping."""
 
-import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from rich.table import Table
 
 from laconic.errors import unknown
 from laconic.runs.folder import Interrupted, Observer
+from laconic.runs.folder import StopFlag as SilentStopFlag
 
 LINE_SECONDS = 10.0  # between two lines of a log about the same thing
 Config = TypeVar("Config")
@@ -236,33 +235,17 @@ class LiveDisplay:
         return not self.console.is_terminal and self.clock() - self.said_at >= LINE_SECONDS
 
 
-class StopFlag:
+class StopFlag(SilentStopFlag):
     """The first Ctrl-C or SIGTERM asks a run to save and stop; the second ends the process."""
 
     def __init__(self, under_way: str = "this chunk of rounds") -> None:
-        self.signal: int | None = None
+        super().__init__()
         self.under_way = under_way
 
-    def __enter__(self) -> "StopFlag":
-        self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.signal is not None:
-            err.show_cursor(True)  # a live display hides it
-            os._exit(128 + number)
-        self.signal = number
+    def asked(self) -> None:
+        """Say what is finished first."""
         err.print(f"\nstopping after {self.under_way}; once more to leave at once", highlight=False)
 
-    def __call__(self) -> bool:
-        """Whether a signal came."""
-        return self.signal is not None
-
-    @property
-    def status(self) -> int:
-        """The exit status of a run that a signal stopped."""
-        return 128 + (self.signal or signal.SIGINT)
+    def leave(self) -> None:
+        """Show the cursor, which a live display hides."""
+        err.show_cursor(True)

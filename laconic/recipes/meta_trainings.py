@@ -157,7 +157,8 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
         replace(_FMNIST, objective="valid", shortest=1000, ramp=0),
     ),
     "lopt-a-general": (
-        "LOpt-A on six tasks at once, MLPs, CNNs and a language model, beginning from lopt-a-fmnist",
+        "LOpt-A on six tasks at once, MLPs, CNNs and a language model, beginning from "
+        "lopt-a-fmnist",
         replace(
             _FMNIST,
             tasks=_GENERAL,

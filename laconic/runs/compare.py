@@ -1,8 +1,8 @@
 """Several methods on one task, one after the other, into a run folder.
 
-The folder's records are a "run", one "method" each and a "summary"; `checkpoint.safetensors` is there
-while a method is under way, and the report at the end. A method's record is written when it is done;
-a resumed run skips what is recorded and continues the rest from the checkpoint, to the same bits.
+The folder's records are a "run", one "method" each and a "summary". A checkpoint is there while a
+method is under way, the report at the end. A method's record is written when it is done; a resumed
+run skips what is recorded and continues the rest from the checkpoint, to the same bits.
 """
 
 import hashlib
@@ -191,7 +191,7 @@ def resume_compare(
 
 
 def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[str]:
-    """Refuse what a comparison in `folder` could not be taken up with → the labels of its methods."""
+    """Refuse what the comparison in `folder` cannot be resumed with → the labels of its methods."""
     setting, options, methods = _parsed(config)
     task, source = given_task(None, config.task)
     check_task(folder, header, task, source)
@@ -464,7 +464,7 @@ def _save(place: _Place, method: Method, state: Any, history: _History) -> None:
 
 
 def _exact(curves: np.ndarray) -> list[list[float | None]]:
-    """float32 numbers in the fewest digits that read back to the same bits; null where not finite."""
+    """float32 numbers in the fewest digits that give the same bits again; null where not finite."""
     return [
         [float(str(x)) if np.isfinite(x) else None for x in row]
         for row in curves.astype(np.float32)

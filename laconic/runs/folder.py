@@ -5,7 +5,7 @@ A comparison, a sweep, a training, a meta-training and an experiment each own on
 command and what made it; `checkpoint.safetensors` while something is under way; and what the run
 shows at its end. All of them go by the rules of this file:
 
-- One process writes to a folder at a time. The lock is the kernel's, so a killed process leaves none.
+- One process writes to a folder at a time. The kernel keeps the lock: a killed process leaves none.
 - A setting that a record lacks is at its default. A whole number may stand where a decimal one is
   asked for. An unknown setting is refused.
 - A run goes on with the task, the data and the learned optimizer it was begun with, or not at all.
@@ -17,13 +17,15 @@ import fcntl
 import os
 import re
 import shlex
+import signal
 import time
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 
@@ -56,7 +58,8 @@ INDEPENDENT = {"compare": {"method", "summary"}, "sweep": {"point", "ranking"}}
 NEEDED = {
     "method": "label method compressor workers local_steps traffic step_seconds train heldout "
     "evaluated_at diverged",
-    "point": "index label numbers seeds minimum final rounds_to_target valid diverged chunk seconds",
+    "point": "index label numbers seeds minimum final rounds_to_target valid diverged chunk "
+    "seconds",
 }
 
 Record = dict[str, Any]
@@ -69,6 +72,49 @@ class Interrupted(LaconicError):
     def __init__(self, message: str, folder: Path):
         super().__init__(message)
         self.folder = folder
+
+
+class StopFlag:
+    """The first Ctrl-C or SIGTERM asks a run to save and stop; the second ends the process.
+
+    Example::
+
+        with StopFlag() as stop:
+            laconic.train(laconic.TrainConfig(), stop=stop)
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> Self:
+        self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        """Whether a signal came."""
+        return self.signal is not None
+
+    def asked(self) -> None:
+        """The first signal came; say so, if there is anyone to tell."""
+
+    def leave(self) -> None:
+        """The second signal came, and the process ends at once."""
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            self.leave()
+            os._exit(128 + number)
+        self.signal = number
+        self.asked()
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that a signal stopped."""
+        return 128 + (self.signal or signal.SIGINT)
 
 
 class Observer:
@@ -108,9 +154,9 @@ class Observer:
 class RunFolder:
     """A folder with records, locked while a `with` block lasts.
 
-    Begin a run with `create`, take one up with `open`, or join a folder that several processes write
-    to with `join`. Then `append` records, keep the state under way in the file `checkpoint`, and
-    leave by an exception at any time: whatever was appended or saved is on disk.
+    Begin a run with `create`, take one up with `open`, or share a folder with other processes with
+    `join`. Then `append` records, keep the state under way in the file `checkpoint`, and leave by
+    an exception at any time: whatever was appended or saved is on disk.
 
     Args:
         path: the folder.
@@ -119,7 +165,7 @@ class RunFolder:
 
     Example::
 
-        with RunFolder.create("sweep", config.out, "sweep-adam", config, "laconic sweep adam") as folder:
+        with RunFolder.create("sweep", config.out, "sweep-adam", config, command) as folder:
             folder.append("point", index=0, minimum=0.25)
 
         with RunFolder.open(path, "sweep", observer) as folder:
@@ -148,7 +194,8 @@ class RunFolder:
         except OSError as error:
             folder.close()
             raise LaconicError(
-                f"cannot write to {folder.path}: {error.strerror}. Choose another folder with --out."
+                f"cannot write to {folder.path}: {error.strerror}. Choose another folder with "
+                "--out."
             ) from None
         except LaconicError:
             folder.close()
@@ -159,17 +206,21 @@ class RunFolder:
     def create(
         cls, kind: str, out: Path | None, name: str, config: Any, command: str, **facts: Any
     ) -> "RunFolder":
-        """A `new` folder with its header; `facts` are further fields of that."""
+        """A `new` folder with its header.
+
+        Args:
+            kind: one of `HEADERS`.
+            out: the folder, or None for runs/NAME-TIME.
+            name: what the run is called there.
+            config: its settings, a dataclass; None if it has none of its own.
+            command: what it was started with; it is in `command.txt` too.
+            facts: further fields of the header.
+        """
         folder = cls.new(out, name)
         try:
-            folder.append(
-                "run",
-                run=kind,
-                config=located(config, folder.path),
-                command=command,
-                **facts,
-                provenance=provenance(),
-            )
+            settings = {} if config is None else {"config": located(config, folder.path)}
+            facts = {**settings, "command": command, **facts, "provenance": provenance()}
+            folder.append("run", run=kind, **facts)
             atomic.write_text(folder.path / COMMAND, command + "\n")
         except BaseException:
             folder.close()
@@ -195,7 +246,7 @@ class RunFolder:
 
     @classmethod
     def join(cls, path: str | Path, file: str, kind: str, config: Any, **facts: Any) -> "RunFolder":
-        """A folder with a file of records for this process alone, taken up if it is there already."""
+        """A folder with a file of records for this process alone, new or of an earlier process."""
         folder = cls(path, file)
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.lock()
@@ -243,7 +294,7 @@ class RunFolder:
         """The records of one kind."""
         return [record for record in self.records() if record["kind"] == kind]
 
-    @property
+    @cached_property
     def header(self) -> Record:
         """The first record."""
         return self.records()[0]
@@ -261,7 +312,7 @@ class RunFolder:
         return located(read_config(cls, self.header["config"], str(self.path)), self.path)
 
     def changes(self) -> Record:
-        """`{"provenance": now}` if what may change results is no longer as the run began, else {}."""
+        """`{"provenance": now}` if commit, versions or device are no longer the same, else {}."""
         now, then = provenance(), self.header.get("provenance")
         same = then is None or all(now[what] == then.get(what) for what in DECISIVE)
         return {} if same else {"provenance": now}
@@ -305,7 +356,7 @@ class RunFolder:
             self.rewrite(found)
 
     def _clear(self) -> None:
-        """Remove what a run left that was killed while it began; refuse a folder with anything else."""
+        """Remove what a run killed at its beginning left; refuse a folder with anything else."""
         left = {RECORDS, COMMAND, f".{CHECKPOINT}.probe"}
         there = {path.name for path in self.path.iterdir()}
         if there - left or self._begun() or (COMMAND in there and not self._says_laconic()):
@@ -351,8 +402,8 @@ def read_header(folder: Path, kind: str | None = None, file: str = RECORDS) -> R
     first = records.read(path, gaps=True)[:1]
     if not first:
         raise LaconicError(
-            f"{path} holds no whole record, so there is nothing to resume: the {what} was killed as "
-            f"it began. Begin it again; --out {folder} is free."
+            f"{path} holds no whole record, so there is nothing to resume: the {what} was killed "
+            f"as it began. Begin it again; --out {folder} is free."
         )
     if kind_of(first[0]) not in HEADERS.keys() & ({kind} if kind else HEADERS.keys()):
         raise _foreign(path, kind)
@@ -383,8 +434,8 @@ def read_config(cls: type[Config], data: Mapping[str, Any], source: str) -> Conf
     unknown = sorted(set(data) - {f.name for f in fields(cls)})  # type: ignore[arg-type]
     if unknown:
         raise LaconicError(
-            f"the settings in {source} have {', '.join(unknown)}, which this version does not know; "
-            "start anew."
+            f"the settings in {source} have {', '.join(unknown)}, which this version does not "
+            "know; start anew."
         )
     hints = typing.get_type_hints(cls)
     values = {}
@@ -409,10 +460,22 @@ def settled(config: Config) -> Config:
 
 
 def different(
-    then: Mapping[str, Any], now: Mapping[str, Any], besides: Collection[str]
+    then: Mapping[str, Any], now: Mapping[str, Any], besides: Collection[str] = ()
 ) -> list[str]:
     """The names of settings, but for some, that two runs do not share."""
-    return sorted(name for name in {*then, *now} - set(besides) if then.get(name) != now.get(name))
+    names = {*then, *now} - set(besides)
+    return sorted(name for name in names if then.get(name) != now.get(name))
+
+
+def require_same(
+    what: str, then: Mapping[str, Any], now: Mapping[str, Any], besides: Collection[str] = ()
+) -> None:
+    """Refuse to go on with other settings, but for some, than something was begun with."""
+    for name in different(then, now, besides):
+        raise LaconicError(
+            f"{what} was begun with {name} {then.get(name)!r}, and now it is {now.get(name)!r}; "
+            "go on with the same as before, or begin elsewhere."
+        )
 
 
 def _read_value(hint: Any, value: Any, source: str) -> Any:

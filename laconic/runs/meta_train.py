@@ -211,7 +211,7 @@ class MetaRun:
         by_the_first(write)
 
     def finish(self) -> list[dict[str, Any]]:
-        """φ, the summary and the learning curve → all records; none in processes after the first."""
+        """φ, the summary and the learning curve → all records; none but in the first process."""
         self.publish()
 
         def write() -> list[dict[str, Any]]:
@@ -257,7 +257,7 @@ def _prepare(config: MetaConfig) -> tuple[MetaTrainer, list[str]]:
 
 
 def _initial(config: MetaConfig) -> Theta | None:
-    """The φ to begin from, if one is named; it must be of the architecture that is to be trained."""
+    """The φ to begin from, if one is named; another architecture is refused."""
     if config.init is None:
         return None
     found, wanted = load(config.init), config.learned()
@@ -405,7 +405,7 @@ def kept(theta: Theta) -> Theta:
 
 
 def agreed(*values: int) -> tuple[int, ...]:
-    """The largest of each number over all processes: what they agree on, whatever each of them saw."""
+    """The largest of each number over all processes, so that all of them go by the same ones."""
     if jax.process_count() == 1:
         return values
     return tuple(multihost_utils.process_allgather(np.array(values)).max(axis=0).tolist())

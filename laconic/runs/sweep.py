@@ -1,7 +1,7 @@
 """A sweep: every point of a grid of one method's hyper-parameters, ranked, in a run folder.
 
-The folder's records are a "run", a "point" each and a "ranking". Points are run in chunks that fit in
-memory, and recorded when their chunk is done. A resumed sweep runs the chunks that are not on record.
+The folder's records are a "run", a "point" each and a "ranking". Points are run in chunks that fit
+in memory, and recorded when their chunk is done. A resumed sweep runs the chunks not on record.
 """
 
 import time
@@ -43,7 +43,7 @@ class SweepConfig:
 
     Example::
 
-        SweepConfig(task="digits-mlp", method="slowmo", grid=("gamma=1,0.3", "alpha=1", "beta=0.9,0.5"))
+        SweepConfig(task="digits-mlp", method="sgd", grid=("alpha=1,0.5,0.1",), rounds=100)
     """
 
     task: str = "fmnist-mlp2"

@@ -1,9 +1,9 @@
 """A training: one model, its rounds written down as they come, into a run folder.
 
-`train` has all workers in this process, `work` is one process of many. Both run the same loop on the
-same settings; only the engine differs. The folder holds the records, a checkpoint, and at the end
-`weights.safetensors` and the loss curve. A stopped run saves first; a killed one resumes from its
-last checkpoint.
+`train` has all workers in this process, `work` is one process of many. Both run the same loop on
+the same settings; only the engine differs. The folder holds the records, a checkpoint, and at the
+end `weights.safetensors` and the loss curve. A stopped run saves first; a killed one resumes from
+its last checkpoint.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from laconic.runs.folder import (
     RunFolder,
     command_line,
     describe,
-    different,
     is_another,
     read_config,
     read_header,
+    require_same,
     settled,
     spelled,
 )
@@ -269,11 +269,7 @@ def check_same(folder: RunFolder, config: TrainConfig) -> None:
             "another --out, or go on with the laconic that has it."
         )
     if run_name(theirs) != run_name(config):
-        names = different(plain(theirs), plain(settled(config)), OWN)
-        raise LaconicError(
-            f"{folder.path} belongs to a run with other settings ({', '.join(names)}); choose "
-            "another --out."
-        )
+        require_same(str(folder.path), plain(theirs), plain(settled(config)), besides=OWN)
 
 
 def _about(config: TrainConfig, task: Task, source: str, engine: str) -> dict[str, Any]:

@@ -58,8 +58,7 @@ class Log:
         self.folder.append("start", worker=worker, round=done, at=time.time())
 
     def add(self, row: Row, at_once: bool) -> None:
-        """A committed round. It is written at once if a checkpoint with it comes next, so that every
-        round of a checkpoint is on record."""
+        """A committed round, written `at_once` before its checkpoint, so that none is lost."""
         self.waiting.append({name: row[name] for name in KEPT})
         if at_once or time.monotonic() - self.written_at > FLUSH_SECONDS:
             self.flush()

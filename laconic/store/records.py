@@ -2,8 +2,8 @@
 `provenance`, what made them.
 
 Every record says which line of its file it is, so that a line that got lost is noticed. The number
-belongs to the file, not to the record: `append` and `rewrite` give it, `read` checks it and takes it
-off. Records from before there were numbers are read as they are.
+belongs to the file, not to the record: `append` and `rewrite` give it, `read` checks it and takes
+it off. Older records have no numbers and are read as they are.
 """
 
 import dataclasses
@@ -75,8 +75,8 @@ def read(path: str | Path, gaps: bool = False) -> list[dict[str, Json]]:
             )
         if record.pop(LINE, number) != number and not gaps:
             raise LaconicError(
-                f"line {number} of {path} was written as another line: a record before it got lost. "
-                "Put it back from a copy, or resume the run."
+                f"line {number} of {path} was written as another line: a record before it got "
+                "lost. Put it back from a copy; a comparison or sweep can also be resumed."
             )
         records.append(record)
     return records

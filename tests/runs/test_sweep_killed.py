@@ -1,4 +1,4 @@
-"""`laconic sweep` killed without warning, over and over: every point is computed and recorded once."""
+"""`laconic sweep` killed again and again: every point is computed and recorded once."""
 
 import random
 

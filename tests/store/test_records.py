@@ -130,6 +130,31 @@ def test_any_other_bad_line_is_an_error_with_its_number(tmp_path, raises_clearly
         records.read(tmp_path / "x")
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_line_is_noticed(lost, tmp_path, raises_clearly):
+    for number in range(3):
+        records.append(tmp_path / "x", "k", i=number)
+    lines = (tmp_path / "x").read_bytes().splitlines(keepends=True)
+    (tmp_path / "x").write_bytes(b"".join(lines[: lost - 1] + lines[lost:]))
+    with raises_clearly(f"line {lost}", "a record before it got lost"):
+        records.read(tmp_path / "x")
+    assert len(records.read(tmp_path / "x", gaps=True)) == 2
+
+
+def test_records_without_numbers_are_read_and_gone_on_with(tmp_path):
+    (tmp_path / "x").write_bytes(b'{"kind": "a"}\n{"kind": "b"}\n')
+    records.append(tmp_path / "x", "c")
+    assert [record["kind"] for record in records.read(tmp_path / "x")] == ["a", "b", "c"]
+    assert (tmp_path / "x").read_bytes().endswith(b'{"line": 3, "kind": "c"}\n')
+
+
+def test_json_nested_without_end_is_a_bad_line(tmp_path, raises_clearly):
+    deep = b'{"a": ' * 100_000 + b"1" + b"}" * 100_000
+    (tmp_path / "x").write_bytes(b'{"kind": "a"}\n' + deep + b"\n")
+    with raises_clearly("line 2", "not a JSON object"):
+        records.read(tmp_path / "x")
+
+
 def test_missing_and_unwritable_logs(tmp_path, raises_clearly):
     with raises_clearly("cannot read", str(tmp_path / "none")):
         records.read(tmp_path / "none")
