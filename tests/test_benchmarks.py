@@ -1,4 +1,4 @@
-"""Benchmarks end with one JSON object, and the textbook they compare with computes the same step."""
+"""Benchmarks end with one JSON object, and the textbook they compare with takes the same step."""
 
 import json
 import subprocess
@@ -13,25 +13,22 @@ import pytest
 from benchmarks import textbook
 from laconic.outer import LearnedOptimizer
 from tests import reference
+from tests.outer.trees import QUICK
 
 ROOT = Path(__file__).parents[1]
 
 
+def printed(command):
+    """The JSON object on the last line of what a benchmark prints."""
+    argv = [sys.executable, *f"benchmarks/{command}".split()]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.slow
 def test_round_prints_its_figures_as_json():
-    command = [
-        sys.executable,
-        "benchmarks/round.py",
-        "--rounds",
-        "2",
-        "--parameters",
-        "40000",
-        "--repeats",
-        "1",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = printed("round.py --rounds 2 --parameters 40000 --repeats 1")
     assert figures["round_ratio"] > 0
     assert figures["server_step_speedup"] > 0
     assert (
@@ -43,16 +40,9 @@ def test_round_prints_its_figures_as_json():
 
 @pytest.mark.slow
 def test_federated_prints_its_figures_as_json():
-    command = [sys.executable, "benchmarks/federated.py", "--rounds", "2", "--repeats", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert (figures["clients"], figures["workers"], figures["local_steps"], figures["batch"]) == (
-        400,
-        10,
-        6,
-        20,
-    )
+    figures = printed("federated.py --rounds 2 --repeats 1")
+    sizes = [figures[name] for name in ("clients", "workers", "local_steps", "batch")]
+    assert sizes == [400, 10, 6, 20]
     for name in ("fedavg", "fedlopt"):
         ratio = figures[f"{name}_rounds_per_second"] / figures["bare_rounds_per_second"]
         assert figures[f"{name}_ratio"] == pytest.approx(ratio, rel=0.05, abs=0.01)
@@ -60,18 +50,7 @@ def test_federated_prints_its_figures_as_json():
 
 @pytest.mark.slow
 def test_step_accuracy_prints_its_figures_as_json():
-    command = [
-        sys.executable,
-        "benchmarks/step_accuracy.py",
-        "--small",
-        "--rounds",
-        "1",
-        "--precisions",
-        "bf16x3",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    errors = json.loads(done.stdout.splitlines()[-1])["errors"]
+    errors = printed("step_accuracy.py --small --rounds 1 --precisions bf16x3")["errors"]
     assert set(errors) == {"lopt-a", "lagg-a"}
     assert all(1e-7 < found["bf16x3"] < 2e-5 for found in errors.values())
 
@@ -83,11 +62,10 @@ def test_the_textbook_agrees_with_the_reference():
     param = rng.normal(size=(6, 9))
     book, state = jnp.asarray(param, jnp.float32), textbook.init(jnp.asarray(param, jnp.float32))
     tree, ada = {"w": param}, reference.ada_init({"w": param})
+    step = jax.jit(textbook.step, compiler_options=QUICK)
     for t in range(5):
         delta = 0.01 * rng.normal(size=param.shape)
-        book, state = textbook.step(
-            theta, book, state, jnp.asarray(delta, jnp.float32), jnp.float32(t)
-        )
+        book, state = step(theta, book, state, jnp.asarray(delta, jnp.float32), jnp.float32(t))
         tree, ada = reference.lopt_a_update(theta64, tree, ada, {"w": delta}, "shifted")
     moved, expected = np.asarray(book, float) - param, tree["w"] - param
     assert np.linalg.norm(moved - expected) / np.linalg.norm(expected) < 1e-4

@@ -112,9 +112,8 @@ def test_it_is_compared(command, tmp_path):
     assert f"{NAME}:rate=0.5" in (tmp_path / "run" / "report.html").read_text().replace("<wbr>", "")
     one, other = (np.asarray(r["train"]) for r in found if r["kind"] == "method")
     assert np.isfinite(other).all()
-    assert (
-        one[0, 0] == other[0, 0]
-    )  # the first round begins from the same weights, and takes one local step
+    # The first round begins from the same weights, and takes one local step.
+    assert one[0, 0] == other[0, 0]
     assert (one[0, 1:] != other[0, 1:]).all()
 
 

@@ -4,6 +4,7 @@ record."""
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from laconic.cli.bench import BENCHMARKS, EXAMPLES, _options
 from laconic.data.feed import Streamed
 from laconic.outer.kernels import Tuning
 from tests.cli.commands import assert_one_error, laconic
+from tests.outer.trees import QUICK
 
 
 @pytest.fixture
@@ -28,6 +30,7 @@ def small(monkeypatch):
     monkeypatch.setitem(MODELS, "small", MODELS["mlp"]._replace(shapes=[(8, 6), (6,)]))
     monkeypatch.setattr(timing, "LEAST", 0.0)
     monkeypatch.setattr(server_step, "bandwidth", lambda: 2e9)
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
 
 
 def test_without_a_name_it_teaches(capfd):

@@ -47,7 +47,6 @@ def nowhere(serve):
     import socket
 
     with socket.socket() as taken:
-        taken.bind(
-            ("127.0.0.1", 0)
-        )  # bound but not listening, so nobody else can listen there either
+        # Bound but not listening, so nobody else can listen there either.
+        taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

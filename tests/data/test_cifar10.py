@@ -170,6 +170,5 @@ def test_the_real_files(real_data):
     parts = [dataset.feed.splits[split] for split in ("train", "valid", "outer_valid")]
     assert np.bincount(np.concatenate([part["y"] for part in parts])).tolist() == [5000] * 10
     total = sum(np.asarray(part["x"]).reshape(-1, 3).sum(0, dtype=np.uint64) for part in parts)
-    np.testing.assert_allclose(
-        total / (50000 * 1024 * 255), [0.4914, 0.4822, 0.4465], atol=1e-4
-    )  # well-known means
+    # Well-known means.
+    np.testing.assert_allclose(total / (50000 * 1024 * 255), [0.4914, 0.4822, 0.4465], atol=1e-4)

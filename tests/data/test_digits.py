@@ -15,9 +15,8 @@ def test_digits_are_the_bundled_ones():
     images = np.concatenate([part["x"] for part in parts])
     labels = np.concatenate([part["y"] for part in parts])
     assert images.shape == (1797, 8, 8, 1)
-    back = np.rint(images.reshape(1797, 64) / 255 * 16).astype(
-        int
-    )  # the 17 levels survive the scaling
+    # The 17 levels survive the scaling.
+    back = np.rint(images.reshape(1797, 64) / 255 * 16).astype(int)
     values, targets = load_digits(return_X_y=True)
     mine = sorted(map(tuple, np.column_stack([labels, back])))
     theirs = sorted(map(tuple, np.column_stack([targets, values.astype(int)])))

@@ -140,6 +140,5 @@ def test_the_real_files(real_data):
     labels = np.concatenate([part["y"] for part in parts])
     assert np.bincount(labels).tolist() == [6000] * 10
     images = np.concatenate([part["x"] for part in parts])
-    assert images.mean() / 255 == pytest.approx(
-        0.2860, abs=1e-4
-    )  # the well-known mean of its pixels
+    # The well-known mean of its pixels.
+    assert images.mean() / 255 == pytest.approx(0.2860, abs=1e-4)

@@ -153,7 +153,6 @@ def test_the_real_subset(real_data):
     assert counts.min() == counts.max()
     image = np.asarray(parts[0]["x"][:500], np.int64)
     across = np.abs(np.diff(image, axis=2)).mean()
-    shuffled = np.abs(
-        np.diff(image.reshape(500, 3, 1024), axis=2)
-    ).mean()  # what a wrong layout would look like
+    # What a wrong layout would look like.
+    shuffled = np.abs(np.diff(image.reshape(500, 3, 1024), axis=2)).mean()
     assert across < 0.7 * shuffled  # neighbouring pixels resemble each other

@@ -194,9 +194,8 @@ def test_the_real_subset_as_a_stream(real_data):
     dataset = imagenet.stream("tiny-imagenet-32", 32, batch=500)
     assert dataset.classes == 200
     (batch,) = first(dataset.feed, 1)
-    assert (
-        len(set(batch["y"].tolist())) > 150
-    )  # the file is sorted by class or not: a batch is mixed
+    # The file is sorted by class or not: a batch is mixed.
+    assert len(set(batch["y"].tolist())) > 150
     image = batch["x"].astype(np.int64)
     across = np.abs(np.diff(image, axis=2)).mean()
     shuffled = np.abs(np.diff(image.reshape(500, 3, 1024), axis=2)).mean()

@@ -49,9 +49,8 @@ def test_unequal_sizes_are_log_normal_and_use_no_sample_twice(alpha):
     assert np.log(sizes).std() == pytest.approx(0.8, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "spread", [3.0, 1000.0, 1e308]
-)  # e to the power of the last two is infinite
+# e to the power of the last two is infinite.
+@pytest.mark.parametrize("spread", [3.0, 1000.0, 1e308])
 def test_even_a_wide_spread_leaves_everyone_a_sample(spread):
     for seed in range(5):
         sizes = client_sizes(300, 200, spread, generator(0, seed))

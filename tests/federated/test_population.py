@@ -56,17 +56,15 @@ def test_clients_are_sampled_without_replacement_and_all_alike(digits):
     assert all(len(set(ids)) == K for ids in items.ids.tolist())
     met = np.bincount(items.ids.reshape(-1), minlength=N)
     assert np.sum((met - 60) ** 2 / (60 * (1 - K / N))) < 36.2  # χ² with 19 degrees at 1 %
-    assert (items.ids[:, 0] > items.ids[:, 1]).mean() == pytest.approx(
-        0.5, abs=0.1
-    )  # in random order
+    # In random order.
+    assert (items.ids[:, 0] > items.ids[:, 1]).mean() == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_an_epoch_is_all_of_a_clients_own_samples_in_a_fresh_order(digits, epochs):
     options = Federated(N, alpha=0.5, epochs=epochs)
-    plan, population, items = drawn(
-        replace(options, clients=30), digits, 40
-    )  # 40 samples: 5 batches of 8
+    # 40 samples: 5 batches of 8.
+    plan, population, items = drawn(replace(options, clients=30), digits, 40)
     assert items.batches.shape == (40, K, 5 * epochs, B)
     orders = {}
     for ids, batches in zip(items.ids, items.batches, strict=True):

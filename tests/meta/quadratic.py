@@ -17,9 +17,8 @@ from laconic.meta.problem import InnerProblem
 
 CURVATURE = np.array([1.0, 0.3, 0.1], np.float32)
 MOMENTUM, RATES = 0.5, (0.1, 0.15, 0.2)
-PHI = np.array([*np.log(RATES), MOMENTUM], np.float32).astype(
-    np.float64
-)  # flat, in the order of φ's names
+# Flat, in the order of φ's names.
+PHI = np.array([*np.log(RATES), MOMENTUM], np.float32).astype(np.float64)
 CEILING = 0.8  # of stormy runs: they start above it now and then
 DOOM, NEVER = 4, 1 << 20
 

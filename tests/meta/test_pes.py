@@ -64,9 +64,8 @@ def whole_runs(make: Any, truncation: int) -> Whole:
     run = {name: np.asarray(run[name]) for name in ("w", "v", "round")}
     exact = quadratic.mean_loss_gradients(run, items)
     parts = []
-    for t in range(
-        0, ROUNDS, truncation
-    ):  # the run's state at the start of a truncation held constant
+    # The run's state at the start of a truncation held constant.
+    for t in range(0, ROUNDS, truncation):
         part = {"target": np.asarray(items["target"])[:, :, t : t + truncation]}
         parts.append(quadratic.mean_loss_gradients(run, part))
         run, _ = quadratic.numpy_unroll(PHI, run, part)
@@ -233,9 +232,8 @@ def test_every_step_is_the_twins(make, step, give_up):
     assert_same_state(state, particles)
     resets, early, storm = np.zeros((STEPS, N), bool), 0, Storm()
     for j in range(STEPS):
-        phi = flatten(
-            unflatten(PHI - j * np.array([0.02, 0, -0.01, 0]))
-        )  # the outer optimizer moves on
+        # The outer optimizer moves on.
+        phi = flatten(unflatten(PHI - j * np.array([0.02, 0, -0.01, 0])))
         key = jax.random.key(100 + j)
         noise, fresh, kappas = draw_all(state.clock, key)
         drawn = twin.Drawn(list(flatten(noise)), split_runs(fresh), np.asarray(kappas).tolist())
@@ -424,6 +422,5 @@ def test_both_signs_see_the_same_data_and_pairs_do_not():
             assert len({row.tobytes() for row in leaf[:, 0]}) == GROUPS
     for leaf in bits((items.batches, items.keys, valid)):
         for pair in range(GROUPS):
-            assert (
-                len({row.tobytes() for row in leaf[pair, 0]}) == 4
-            )  # and every round brings others
+            # And every round brings others.
+            assert len({row.tobytes() for row in leaf[pair, 0]}) == 4

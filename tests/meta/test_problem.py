@@ -222,9 +222,8 @@ def test_capped_losses():
 def test_the_ceiling_is_half_again_the_loss_of_knowing_nothing():
     assert unrolled("train").problem.ceiling == pytest.approx(1.5 * math.log(10), rel=1e-12)
     inner = Inner("tiny", K, H, B, LOCAL)
-    assert (
-        training_problem(tiny.task(), LEARNED, inner).ceiling == math.inf
-    )  # a regression has no such loss
+    # A regression has no such loss.
+    assert training_problem(tiny.task(), LEARNED, inner).ceiling == math.inf
 
 
 # --- refusals -------------------------------------------------------------------------------------

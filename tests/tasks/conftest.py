@@ -1,5 +1,7 @@
 """Small data sets made on the spot, with the shapes of the real ones."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,13 @@ import pytest
 from laconic.data.feed import Resident
 from laconic.data.splits import Dataset
 from laconic.data.text import CountWindows, Windows
+from tests.outer.trees import QUICK
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Compiling is most of these tests' time."""
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
 
 
 @pytest.fixture(scope="session")

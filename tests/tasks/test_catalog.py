@@ -9,7 +9,6 @@ import pytest
 from laconic.data import imagenet, images, text
 from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import TASKS, make_task, make_task_and_source, parse_spec
-from tests.outer.trees import QUICK
 
 SHAPES = {
     "digits": (8, 8, 1),
@@ -120,7 +119,7 @@ def test_each_model_has_a_finite_gradient_everywhere(name, made, started):
         batch = task.feed.take(jnp.arange(3))
         return jax.grad(task.loss, has_aux=True)(params, state, batch, jax.random.key(0))
 
-    gradient, aux = jax.jit(first, compiler_options=QUICK)(task, params, state)
+    gradient, aux = jax.jit(first)(task, params, state)
     assert jax.tree.structure(gradient) == jax.tree.structure(params)
     assert jax.tree.structure(aux.model_state) == jax.tree.structure(state)
     for leaf in jax.tree.leaves(gradient):
@@ -155,11 +154,9 @@ def test_seeds_workers_steps_and_data_as_argument(spec, made, started):
     items = np.random.default_rng(0).integers(0, 20, (S, K, H, B)).astype(np.int32)
     workers = jax.vmap(local_steps, (None, None, None, 0))
     everyone = jax.vmap(workers, (None, 0, 0, 0))
-    together = jax.tree.map(
-        np.asarray, jax.jit(everyone, compiler_options=QUICK)(task, params, state, items)
-    )
+    together = jax.tree.map(np.asarray, jax.jit(everyone)(task, params, state, items))
     assert together[1].shape == (S, K, H)
-    alone = jax.jit(local_steps, compiler_options=QUICK)
+    alone = jax.jit(local_steps)
     for seed, worker in np.ndindex(S, K):
         start = jax.tree.map(lambda leaf: leaf[seed], (params, state))  # noqa: B023
         expected = jax.tree.leaves(alone(task, *start, items[seed, worker]))

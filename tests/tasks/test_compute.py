@@ -8,7 +8,6 @@ import pytest
 
 from laconic.client import Shared, local_client
 from laconic.tasks.catalog import TASKS, parse_spec
-from tests.outer.trees import QUICK
 
 SPECS = [
     "cifar10-cnn:width=4",
@@ -67,9 +66,8 @@ def test_products_are_bfloat16_and_what_comes_out_is_float32(spec, pair):
     for task, kind in ((plain, "float32"), (narrow, "bfloat16")):
         traced = jax.make_jaxpr(gradient_of(task))(params, state, items)
         assert types_of_products(traced) == {kind}
-        assert {str(aval.dtype) for aval in traced.out_avals} == {
-            "float32"
-        }  # loss, metrics, statistics, gradients
+        # Loss, metrics, statistics, gradients.
+        assert {str(aval.dtype) for aval in traced.out_avals} == {"float32"}
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -78,7 +76,7 @@ def test_the_two_are_close(spec, pair):
     """bfloat16 keeps 8 bits: a relative 0.4 % a product; errors of many products partly cancel."""
     plain, narrow, params, state = pair(spec)
     items = np.arange(16)
-    run = lambda task: jax.jit(gradient_of(task), compiler_options=QUICK)(params, state, items)
+    run = lambda task: jax.jit(gradient_of(task))(params, state, items)
     (loss, aux), gradient = run(plain)
     (narrow_loss, narrow_aux), narrow_gradient = run(narrow)
     assert float(narrow_loss) == pytest.approx(float(loss), rel=0.02)
@@ -105,7 +103,7 @@ def test_a_worker_keeps_float32_weights(pair):
             shared, client.init(shared), jnp.zeros((20, 4), jnp.int32), jax.random.key(0)
         )
 
-    message, _, losses = jax.jit(work, compiler_options=QUICK)(shared)
+    message, _, losses = jax.jit(work)(shared)
     assert {leaf.dtype for leaf in jax.tree.leaves(message.delta)} == {jnp.dtype("float32")}
     moved = np.abs(np.asarray(message.delta.head.weight))
     assert 0 < moved.max() < 4e-4  # in 20 steps; bfloat16 weights of 0.25 come in steps of 1e-3

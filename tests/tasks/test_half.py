@@ -85,9 +85,8 @@ def test_results_and_gradients_are_those_of_the_formula(name):
     theirs, expected = both(plain, jnp.float32)
     np.testing.assert_allclose(exact(mine), exact(theirs), rtol=2 * HALF, atol=2 * HALF)
     np.testing.assert_allclose(exact(slopes[0]), exact(expected[0]), rtol=2 * HALF, atol=4 * HALF)
-    for a, b in zip(
-        slopes[1:], expected[1:], strict=True
-    ):  # sums: what is rounded is small beside them
+    # Sums: what is rounded is small beside them.
+    for a, b in zip(slopes[1:], expected[1:], strict=True):
         assert a.dtype == jnp.float32
         assert np.linalg.norm(exact(a) - exact(b)) < HALF * np.linalg.norm(exact(b))
 
@@ -97,9 +96,8 @@ def test_statistics_of_a_batch():
     _, by = jax.jit(batch_normal)(y, jnp.ones(6), jnp.zeros(6))
     flat = exact(y).reshape(-1, 6)
     np.testing.assert_allclose(by.mean, flat.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(
-        by.var, flat.var(0), rtol=2e-3
-    )  # of squares that are rounded, one by one
+    # Of squares that are rounded, one by one.
+    np.testing.assert_allclose(by.var, flat.var(0), rtol=2e-3)
 
 
 def test_looking_up_is_indexing_and_so_is_its_gradient():
@@ -128,12 +126,10 @@ def test_batch_normals_second_derivative_is_the_formulas(monkeypatch):
         return normalise(y, Statistics(jnp.mean(y, 0), jnp.var(y, 0)), scale, shift)
 
     def twice(function):
-        slopes = lambda y, scale: jax.grad(
-            lambda y, scale: jnp.sum(jnp.sin(function(y, scale, shift)) * g), (0, 1)
-        )(y, scale)
-        return jax.grad(
-            lambda y, scale: sum(jnp.sum(jnp.cos(s)) for s in slopes(y, scale)), (0, 1)
-        )(y, scale)
+        loss = lambda y, scale: jnp.sum(jnp.sin(function(y, scale, shift)) * g)
+        slopes = jax.grad(loss, (0, 1))
+        curved = lambda y, scale: sum(jnp.sum(jnp.cos(s)) for s in slopes(y, scale))
+        return jax.jit(jax.grad(curved, (0, 1)))(y, scale)
 
     mine, theirs = twice(lambda *a: batch_normal(*a)[0]), twice(plain)
     for a, b in zip(mine, theirs, strict=True):

@@ -16,7 +16,6 @@ from laconic.round import Server, communication_round, draw_items, init_round
 from laconic.runs.measure import heldout_metrics
 from laconic.tasks.catalog import TASKS, parse_spec
 from laconic.workers import Simulated
-from tests.outer.trees import QUICK
 
 K, H, B = 2, 4, 16
 
@@ -90,7 +89,7 @@ def test_twenty_rounds(name):
         )
         return losses_T, heldout_metrics(task, state.shared)
 
-    losses_T, heldout = jax.jit(train, compiler_options=QUICK)(jax.random.key(0))
+    losses_T, heldout = jax.jit(train)(jax.random.key(0))
     assert losses_T.shape == (20,)
     assert np.isfinite(losses_T).all()
     nothing = np.log(task.classes)

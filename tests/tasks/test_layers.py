@@ -23,9 +23,8 @@ KEY = jax.random.key(0)
 
 
 def normal(seed, *shape):
-    return (
-        np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-    )  # a jitted draw would compile each shape
+    # A jitted draw would compile each shape.
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def reference_conv(x, weight, stride):
@@ -81,9 +80,8 @@ def test_initial_values_are_truncated_at_two_sigma_and_not_corrected():
         values, sigma = np.asarray(array, np.float64).reshape(-1), 1 / np.sqrt(fan_in)
         assert 1.99 * sigma < np.abs(values).max() <= 2 * sigma * (1 + 1e-6)
         assert stats.kstest(values, stats.truncnorm(-2, 2, scale=sigma).cdf).pvalue > 1e-3
-        assert values.std() == pytest.approx(
-            0.8796 * sigma, rel=0.02
-        )  # the truncated normal's own deviation
+        # The truncated normal's own deviation.
+        assert values.std() == pytest.approx(0.8796 * sigma, rel=0.02)
 
 
 def test_drawn_arrays_share_no_values():

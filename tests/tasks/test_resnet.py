@@ -10,7 +10,6 @@ import pytest
 from laconic.tasks.base import count_parameters
 from laconic.tasks.layers import max_pool, same_conv, xla_conv
 from laconic.tasks.resnet import ResNet, resnet_task
-from tests.outer.trees import QUICK
 
 KEY = jax.random.key(0)
 
@@ -145,7 +144,7 @@ def test_the_whole_network_against_torch(stem):
     def both(model, state, x):
         return model.train(x, state)[0], model.infer(x, state)
 
-    trained, inferred = jax.jit(both, compiler_options=QUICK)(model, state, x)
+    trained, inferred = jax.jit(both)(model, state, x)
     for got, training in ((trained, True), (inferred, False)):
         expected = TorchTwin(torch, model, state, training).logits(x, stem != "small")
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
@@ -165,17 +164,15 @@ def test_either_convolution_gives_the_same(image_set):
         task = resnet_task("r", image_set(8, 8, 3), blocks=(1,), width=2, conv=conv)
         params, state = jax.eval_shape(task.init, KEY)
         said = str(jax.make_jaxpr(task.evaluate)(params, state, task.feed.splits["test"]))
-        assert said.count("conv_general_dilated[") == count + (
-            conv == "xla"
-        )  # the stem, three, and the shortcut
+        # The stem, three, and the shortcut.
+        assert said.count("conv_general_dilated[") == count + (conv == "xla")
 
 
 def test_the_pool_takes_the_largest():
     x = np.random.default_rng(0).normal(size=(1, 5, 6, 2)).astype(np.float32)
     got = np.asarray(max_pool(jnp.asarray(x), 3, 2))
-    padded = np.pad(
-        x, ((0, 0), (1, 1), (0, 1), (0, 0)), constant_values=-np.inf
-    )  # XLA's "SAME" of 5 and of 6
+    # XLA's "SAME" of 5 and of 6.
+    padded = np.pad(x, ((0, 0), (1, 1), (0, 1), (0, 0)), constant_values=-np.inf)
     for i, j in np.ndindex(3, 3):
         np.testing.assert_array_equal(
             got[:, i, j], padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((1, 2))

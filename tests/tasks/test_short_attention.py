@@ -20,12 +20,8 @@ from laconic.tasks.transformer import (
 )
 
 HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
-SIZES = [
-    (17, 3, 64, False),
-    (16, 4, 16, True),
-    (5, 2, 16, True),
-    (32, 1, 32, False),
-]  # T, N, E, causal
+# T, N, E, causal.
+SIZES = [(17, 3, 64, False), (16, 4, 16, True), (5, 2, 16, True), (32, 1, 32, False)]
 
 
 def formula(only_back):
@@ -59,7 +55,7 @@ def by_loops(qkv, heads, only_back):
 @pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES)
 def test_every_workers_attention_against_loops(T, N, E, only_back):
     qkv = drawn(T, N, E)
-    got = jax.vmap(kernel(N, only_back))(qkv)
+    got = jax.jit(jax.vmap(kernel(N, only_back)))(qkv)
     assert got.dtype == jnp.bfloat16
     for mine, given in zip(got, qkv, strict=True):
         expected = by_loops(np.asarray(given, np.float64), N, only_back)
@@ -73,10 +69,12 @@ def test_its_gradient_against_the_derivative_of_the_plain_formula(T, N, E, only_
     qkv = drawn(T, N, E)
     g = jnp.asarray(np.random.default_rng(9).normal(size=(2, 3, T, N * E)), jnp.bfloat16)
 
+    def slope(function, qkv, g):
+        return np.asarray(jax.jit(lambda x, g: jax.vjp(jax.vmap(function), x)[1](g)[0])(qkv, g))
+
+    mine = slope(kernel(N, only_back), qkv, g).astype(np.float64)
     plain = plain_of(T, N, E, only_back)
-    mine = jax.vjp(jax.vmap(kernel(N, only_back)), qkv)[1](g)[0]
-    theirs = jax.vjp(jax.vmap(plain), qkv.astype(jnp.float32))[1](g.astype(jnp.float32))[0]
-    mine, theirs = np.asarray(mine, np.float64), np.asarray(theirs, np.float64)
+    theirs = slope(plain, qkv.astype(jnp.float32), g.astype(jnp.float32)).astype(np.float64)
     assert np.linalg.norm(mine - theirs) < HALF * np.linalg.norm(theirs)
 
 
@@ -94,7 +92,8 @@ def test_its_second_derivative_is_that_of_the_plain_formula(T, N, E, only_back):
 
     def twice(function, qkv):
         slope = jax.grad(lambda x: jnp.sum(jnp.sin(function(x).astype(jnp.float32))))
-        return jax.grad(lambda x: jnp.sum(jnp.cos(slope(x).astype(jnp.float32))))(qkv)
+        curve = jax.grad(lambda x: jnp.sum(jnp.cos(slope(x).astype(jnp.float32))))
+        return jax.jit(curve)(qkv)
 
     mine = np.asarray(twice(kernel(N, only_back), qkv), np.float64)
     theirs = np.asarray(twice(plain_of(T, N, E, only_back), qkv.astype(jnp.float32)), np.float64)
@@ -140,7 +139,8 @@ def test_a_block_takes_it_where_it_is(attend, monkeypatch):
     ]
     (block,) = make_blocks([jnp.asarray(w, jnp.bfloat16) for w in weights], heads=2)
     x = jnp.asarray(np.random.default_rng(5).normal(size=(2, 7, 32)), jnp.bfloat16)
-    without = block(x, attend)
+    run = lambda: np.asarray(jax.jit(lambda x: block(x, attend))(x), np.float64)
+    without = run()
     calls = []
 
     def interpreted(formula, heads, only_back):
@@ -149,10 +149,5 @@ def test_a_block_takes_it_where_it_is(attend, monkeypatch):
 
     monkeypatch.setattr("laconic.tasks.transformer.has_kernel", lambda *sizes: True)
     monkeypatch.setattr("laconic.tasks.transformer.short_attention", interpreted)
-    np.testing.assert_allclose(
-        np.asarray(block(x, attend), np.float64),
-        np.asarray(without, np.float64),
-        atol=8 * HALF,
-        rtol=4 * HALF,
-    )
+    np.testing.assert_allclose(run(), without, atol=8 * HALF, rtol=4 * HALF)
     assert calls == [(attend, attend is causal_attention)]

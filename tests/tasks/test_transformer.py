@@ -88,9 +88,8 @@ def test_scanned_blocks_are_the_blocks_one_by_one(monkeypatch):
     monkeypatch.setattr(module, "SCAN_FROM", layers + 1)
     apart, text = (t := traced()).lower().compile(QUICK)(blocks, x), str(t.jaxpr)
     assert "scan" not in text
-    assert (
-        len({leaf.shape for leaf in jax.tree.leaves(scanned[1][0])}) == 7
-    )  # gradients by block, none stacked
+    # Gradients by block, none stacked.
+    assert len({leaf.shape for leaf in jax.tree.leaves(scanned[1][0])}) == 7
     for a, b in zip(jax.tree.leaves(scanned), jax.tree.leaves(apart), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
