@@ -3,6 +3,7 @@ count, the outer step on those that do, and its checkpoint."""
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,11 @@ from laconic.engines import guard
 from laconic.errors import LaconicError, require_positive
 from laconic.flower.model import Arrays, Model, weighted_mean
 from laconic.flower.replies import Refused, Reply
-from laconic.methods import definition_of, parse_method
+from laconic.methods import definition_of, optimizer_sha256, parse_method
 from laconic.outer import OuterOptimizer
+from laconic.runs.folder import is_another, read_config, require_same
 from laconic.store import checkpoint
+from laconic.store.records import plain
 
 FLOWERS_MINIMUM = 2  # of clients to sample, unless told otherwise
 # a fraction of nodes that rounds down to nobody, so that the minimum decides how many are sampled
@@ -195,13 +198,29 @@ class Saved(NamedTuple):
     history: History
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a strategy must have in common with the one that saved its state."""
+
+    optimizer: str = "own"
+    layout: str = "torch"
+    averaged: tuple[str, ...] = ()
+
+
+def _settings(label: str, model: Model) -> Settings:
+    return Settings(label, model.layout, tuple(sorted(model.averaged)))
+
+
+def _sha256(label: str) -> str | None:
+    return optimizer_sha256(label.partition(":")[0])
+
+
 def save_round(path: Path, label: str, model: Model, saved: Saved) -> None:
     """Replace the file; a crash leaves the old one."""
     meta = {
         "kind": "flower-strategy",
-        "optimizer": label,
-        "layout": model.layout,
-        "averaged": sorted(model.averaged),
+        **plain(_settings(label, model)),
+        "optimizer_sha256": _sha256(label),
         "forms": _forms(model),
         "round": saved.round,
         "history": _converted(saved.history, float, float.hex),
@@ -226,14 +245,13 @@ def load_round(path: Path, label: str, model: Model, arrays: Arrays, state: Serv
             f"{path} holds weights of another architecture than the initial arrays "
             f"({'; '.join(said)}): train that model, or give another path."
         )
-    here = {"optimizer": label, "layout": model.layout, "averaged": sorted(model.averaged)}
-    for key, value in here.items():
-        if meta[key] != value:
-            raise LaconicError(
-                f"{path} was written with {key} {meta[key]!r}, and this strategy has {value!r}: "
-                "its accumulators would mean something else. Use the same as before, or give "
-                "another path."
-            )
+    known = {f.name: meta[f.name] for f in fields(Settings) if f.name in meta}
+    theirs = read_config(Settings, known, str(path))
+    require_same(str(path), plain(theirs), plain(_settings(label, model)))
+    if is_another(meta, _sha256(label)):
+        raise LaconicError(
+            f"{path} was begun with another {label} than there is now: give another path."
+        )
     tree, _ = checkpoint.load(path, {"model": _bytes(arrays), "state": state})
     found = {
         name: np.asarray(tree["model"][name]).view(form.dtype).reshape(form.shape)

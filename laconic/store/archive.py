@@ -9,6 +9,7 @@ them. To pack or unpack every record file below a folder:
 
 import argparse
 import lzma
+import sys
 from pathlib import Path
 
 from laconic.errors import LaconicError
@@ -87,6 +88,6 @@ def main(words: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     try:
-        print(main(), "files")
+        sys.stdout.write(f"{main()} files\n")
     except LaconicError as error:
         raise SystemExit(f"error: {error}") from None

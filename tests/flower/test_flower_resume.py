@@ -18,7 +18,7 @@ from laconic.outer.learned import LearnedOptimizer
 from laconic.store import checkpoint, sealed
 from tests.flower.app import waves
 from tests.flower.grids import FakeGrid, answer, fit, honest, record
-from tests.zoo.made import a_card
+from tests.zoo.made import LOPT_A, a_card, weights
 
 TOTAL = 6
 
@@ -141,12 +141,12 @@ def test_weights_of_another_architecture_are_refused(path, raises_clearly):
 
 
 def test_a_checkpoint_of_something_else_is_refused(path, tmp_path, raises_clearly):
-    with raises_clearly("was written with optimizer 'fedadam'", "'slowmo'"):
+    with raises_clearly("was begun with optimizer 'fedadam'", "'slowmo'"):
         run(path, "slowmo", FakeGrid(clients()))
     with raises_clearly("holds 2 rounds and 1 were asked for"):
         run(path, "fedadam", FakeGrid(clients()), rounds=1)
     strategy = LearnedStrategy("fedadam", checkpoint=path, layout="as-is")
-    with raises_clearly("was written with layout 'torch'"):
+    with raises_clearly("was begun with layout 'torch'"):
         fit(strategy, {k: honest(k) for k in range(2)})
     checkpoint.save(tmp_path / "other", {"x": np.zeros(2, np.float32)}, {"rounds": 3})
     with raises_clearly("not of a Flower strategy"):
@@ -154,6 +154,16 @@ def test_a_checkpoint_of_something_else_is_refused(path, tmp_path, raises_clearl
     path.write_bytes(path.read_bytes()[:-1])
     with raises_clearly("damaged"):
         run(path, "fedadam", FakeGrid(clients()))
+
+
+def test_a_state_of_another_optimizer_of_that_name_is_refused(tmp_path, raises_clearly):
+    path = tmp_path / "own.safetensors"
+    zoo.publish(path, LOPT_A, weights(), a_card())
+    run(tmp_path / "server", str(path), FakeGrid(clients()), rounds=1)
+    run(tmp_path / "server", str(path), FakeGrid(clients()), rounds=1)
+    zoo.publish(path, LOPT_A, weights(seed=6), a_card())
+    with raises_clearly("was begun with another", "own.safetensors", "another path"):
+        run(tmp_path / "server", str(path), FakeGrid(clients()), rounds=1)
 
 
 BAD = {
