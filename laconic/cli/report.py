@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from laconic.cli.console import err, say, timing_bar
+from laconic.reproduce.run import experiment_blocks
 from laconic.show.report import report_folder
 
 DESCRIPTION = """\
@@ -39,7 +40,11 @@ def run_report(argv: Sequence[str]) -> int:
                 shown.add_task("runs", total=total, what=name)
 
         paths, skipped = report_folder(
-            config.results, config.out, markdown=config.markdown, progress=progress
+            config.results,
+            config.out,
+            markdown=config.markdown,
+            progress=progress,
+            renderers={"experiment": experiment_blocks},
         )
         shown.update(shown.tasks[0].id, advance=1, what="")
     for line in skipped:

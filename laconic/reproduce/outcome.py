@@ -8,7 +8,17 @@ from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.part import Record, Runs
 from laconic.reproduce.scale import SMOKE_LINE
 from laconic.show.figures import png_bytes, svg_bytes
-from laconic.show.page import Picture, Verdict, document, html, provenances, section
+from laconic.show.page import (
+    Block,
+    Notes,
+    Picture,
+    Text,
+    Verdict,
+    document,
+    html,
+    provenances,
+    section,
+)
 from laconic.show.table import Table
 from laconic.store import atomic
 
@@ -94,6 +104,17 @@ def experiment_figure(
 ) -> "Figure":
     """The figure of its first kind of part, in 3 columns or, for a phone, in 1."""
     return experiment.kinds()[0].draw(experiment, runs, rows, note, columns)
+
+
+def blocks(experiment: Experiment, record: Record, runs: Mapping[str, Runs]) -> list[Block]:
+    """What a report of all records shows of an experiment: tables, notes and figure."""
+    rows = record["rows"]
+    draw = lambda columns: png_bytes(experiment_figure(experiment, runs, rows, columns=columns))
+    found: list[Block] = [Text(experiment.title, "lead"), Text(_sentence(experiment))]
+    for i, table in enumerate(tables(experiment, rows)):
+        found += [Text(table.title, "lead"), table] if i else [table]
+    figure = Picture(lambda: draw(COLUMNS), f"{experiment.title}: its figure", lambda: draw(1))
+    return [*found, Notes(notes(experiment, record, runs)), figure]
 
 
 def _sentence(experiment: Experiment) -> str:

@@ -290,7 +290,10 @@ class Panel(Part):
             if row["metric"] == TUNED
         ]
         headers = ["panel", "method", "points", "diverged", "rounds", "best", "its loss"]
-        return [*found, *([Table("Baselines, tuned here first", headers, tuned)] if tuned else [])]
+        if tuned:
+            title = "Baselines, tuned here first"
+            found.append(Table(title, headers, tuned, left=2, grouped=True))
+        return found
 
     @classmethod
     def draw(

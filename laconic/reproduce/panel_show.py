@@ -169,7 +169,7 @@ def panels_table(title: str, panels: Mapping[str, str], rows: Sequence[Record]) 
         for metric in metrics:
             line += _cells(by_place.get((panel, label, metric)), metric, metric in beside)
         lines.append(line)
-    return Table(title, headers, lines, left=2)
+    return Table(title, headers, lines, left=2, grouped=True)
 
 
 def _heading(metric: str, rows: Sequence[Record]) -> str:

@@ -13,9 +13,10 @@ from pathlib import Path
 from laconic.errors import LaconicError
 from laconic.reproduce import named_experiment
 from laconic.reproduce.experiment import Experiment
-from laconic.reproduce.outcome import rows_of, write_outcome
+from laconic.reproduce.outcome import blocks, rows_of, write_outcome
 from laconic.reproduce.part import Record, Runner, Runs, Watching
 from laconic.runs.folder import RunFolder, check_records, read_header
+from laconic.show.page import Block
 from laconic.store.archive import records_file
 from laconic.store.records import RECORDS, plain, provenance, read
 
@@ -82,6 +83,14 @@ def carry_out(
 def read_runs(experiment: Experiment, folder: Path) -> dict[str, Runs]:
     """The records of all parts of an experiment that is done, by name."""
     return {part.name: part.read(folder) for part in experiment.parts}
+
+
+def experiment_blocks(records: Sequence[Record], folder: Path) -> list[Block]:
+    """What `laconic report` shows of an experiment, from its records and those of its parts."""
+    record = [record for record in records if record["kind"] == "experiment"][-1]
+    whole = named_experiment(record["name"]).at_scale(records[0]["scale"])
+    experiment = whole.narrowed(set(whole.names()) - set(record.get("left", ())))
+    return blocks(experiment, record, read_runs(experiment, folder))
 
 
 def _opened(experiment: Experiment, scale: str, path: Path) -> RunFolder:

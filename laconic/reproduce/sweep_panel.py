@@ -39,7 +39,7 @@ SETTING = (
     *("federated", "compress"),
 )
 HEADERS = [
-    *("configuration", "the paper", "best here", "loss there", "loss at the paper's"),
+    *("configuration", "method", "the paper", "best here", "loss there", "loss at the paper's"),
     *("difference", "on record"),
 ]
 MARKS: dict[str, tuple[str, dict[str, Any]]] = {  # field of a row → what it is and how it looks
@@ -143,7 +143,7 @@ class SweepPanel(Part):
         """A line for each tuned method."""
         lines = [
             [
-                row["panel"],
+                *row["panel"].rpartition(": ")[::2],
                 point_text(row["paper"]),
                 point_text(row["ours"]),
                 number(row["loss"]),
@@ -154,7 +154,7 @@ class SweepPanel(Part):
             for row in rows
             if row["metric"] == METRIC
         ]
-        return [Table("Best hyper-parameters", HEADERS, lines)]
+        return [Table("Best hyper-parameters", HEADERS, lines, left=2, grouped=True)]
 
     @classmethod
     def draw(

@@ -332,7 +332,7 @@ def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
     }
     (table,) = SweepPanel.tables(PAINTED, [row])
     assert table.rows == [
-        ["FMNIST: SlowMo", "0.3 / 1.667", "0.1 / 1", "0.200", "0.500", "+0.300", "–"]
+        ["FMNIST", "SlowMo", "0.3 / 1.667", "0.1 / 1", "0.200", "0.500", "+0.300", "–"]
     ]
     sweeps = (SweepPanel("s", "S", SweepConfig(), "minimum", {}),)
     found = Experiment(

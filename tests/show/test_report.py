@@ -10,6 +10,7 @@ import pytest
 
 from laconic.cli import dispatch
 from laconic.errors import LaconicError
+from laconic.reproduce.run import experiment_blocks
 from laconic.show.figures import png_bytes
 from laconic.show.meta import panels as meta_panels
 from laconic.show.page import Notes, Picture, Text
@@ -182,6 +183,18 @@ def test_the_markdown_page_names_the_same_runs(tmp_path):
     for run in report.runs:
         assert run.command in text
         assert run.about["commit"] in text
+
+
+def test_the_report_shows_an_experiment_of_the_paper_from_its_records():
+    report = collect(RESULTS / "reproduce" / "fig-ablation-full")
+    text, left = html_page(report, renderers={"experiment": experiment_blocks})
+    assert left.skipped == ()
+    found = Page(text)
+    assert [found.count(tag) for tag in ("picture", "source", "img")] == [1, 1, 1]
+    last = report.runs[0].records[-1]
+    for row in (row for row in last["rows"] if row["metric"] == "speedup" and row["ours"]):
+        assert f"{row['ours']:.3g}"[:4] in found.text
+    assert last["title"] in found.words
 
 
 # --- experiments, smoke runs and runs inside runs -------------------------------------------------
