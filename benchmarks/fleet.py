@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # so that it runs as a file too
 
 @dataclasses.dataclass
 class Spec:
-    """One worker: which of how many, what it trains (a task, or "synthetic:PARAMETERS"), and how."""
+    """One worker: which of how many, what it trains (a task or "synthetic:PARAMETERS"), and how."""
 
     worker: int
     workers: int

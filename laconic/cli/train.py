@@ -17,13 +17,7 @@ from laconic.cli.console import (
 )
 from laconic.errors import LaconicError
 from laconic.recipes.trainings import TRAIN_RECIPES
-from laconic.runs.train import (
-    WEIGHTS,
-    TrainConfig,
-    read_train_config,
-    resume_train,
-    train,
-)
+from laconic.runs.train import WEIGHTS, TrainConfig, read_train_config, resume_train, train
 from laconic.runs.train_log import CURVE
 from laconic.show import training
 

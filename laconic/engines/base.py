@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from laconic.errors import LaconicError, require_positive
 
 Digest = bytes  # 32 bytes that name a state
@@ -63,7 +61,6 @@ class Engine(Protocol):
 
     def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
         """Join: frames have `size` bytes, peers must agree on `structure`."""
-        ...
 
     def quorum(self, round: int, digest: Digest) -> Quorum:
         """Agree on who takes part, saying which state this process holds. Blocks."""
@@ -79,11 +76,9 @@ class Engine(Protocol):
 
     def heal(self, quorum: Quorum) -> Frame:
         """The bytes of the state the quorum follows, from a peer; raises `Interrupted`."""
-        ...
 
     def close(self) -> None:
         """Leave."""
-        ...
 
 
 class SimulatedEngine:
@@ -116,14 +111,6 @@ class SimulatedEngine:
 
     def close(self) -> None:
         """Nothing to leave."""
-
-
-def mean(engine: Engine, values: np.ndarray) -> np.ndarray:
-    """The mean over workers of a float64 vector of the engine's frame size."""
-    own = np.ascontiguousarray(values, np.float64).view(np.uint8)
-    everyone = engine.gather(dict.fromkeys(engine.mine, own))
-    rows = [np.frombuffer(everyone[w], np.float64, values.size) for w in sorted(everyone)]
-    return np.mean(rows, axis=0)
 
 
 def text_digest(*parts: Any) -> Digest:

@@ -35,9 +35,7 @@ PAUSE = 0.02  # seconds between looks at one that is down
 CONNECT = timedelta(seconds=5)
 
 
-def serve(
-    bind: str, heartbeat_timeout: float = 5.0, join_timeout: float = 600.0, min_workers: int = 1
-) -> object:
+def serve(bind: str, heartbeat_timeout: float = 5.0, join_timeout: float = 600.0) -> object:
     """Start a Lighthouse in this process and keep the returned object: it serves while that lives.
 
     heartbeat_timeout: seconds of silence after which a worker counts as dead
@@ -45,7 +43,7 @@ def serve(
     """
     return LighthouseServer(
         bind=bind,
-        min_replicas=min_workers,
+        min_replicas=1,
         join_timeout_ms=int(1000 * join_timeout),
         quorum_tick_ms=10,
         heartbeat_timeout_ms=int(1000 * heartbeat_timeout),
@@ -170,14 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     option("--bind", default="127.0.0.1:29510", help="address to listen on")
     option("--heartbeat-timeout", type=float, default=5.0, help="seconds of silence: it is dead")
     option("--join-timeout", type=float, default=600.0, help="seconds to wait for slow workers")
-    option("--min-workers", type=int, default=1, help="fewest workers that make a quorum")
     option("--until-eof", action="store_true", help="leave when standard input ends")
     options = parser.parse_args(arguments)
     if options.until_eof:
         end_with_stdin(after=LINGER)
-    server = serve(
-        options.bind, options.heartbeat_timeout, options.join_timeout, options.min_workers
-    )
+    server = serve(options.bind, options.heartbeat_timeout, options.join_timeout)
     sys.stdout.write(f"lighthouse at {options.bind}\n")
     sys.stdout.flush()
     signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -329,7 +329,7 @@ class Loop:
 
     def _checkpoint(self, replica: Replica, local: LocalWorkers) -> None:
         done = int(replica.round)
-        if not self._due(done):
+        if self.path is None or not self._due(done):
             return
         about = {"round": done, "run": self.seal.run.hex()}
         try:

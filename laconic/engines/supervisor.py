@@ -82,25 +82,16 @@ class Child:
             encoding="utf-8",
             errors="replace",
         )
-        streams = ((self.process.stdout, False), (self.process.stderr, True))
-        self._readers = [
-            threading.Thread(target=self._read, args=stream, daemon=True) for stream in streams
-        ]
-        for reader in self._readers:
+        self._readers = []
+        for stream, error in ((self.process.stdout, False), (self.process.stderr, True)):
+            reader = threading.Thread(target=self._read, args=(stream, error), daemon=True)
             reader.start()
+            self._readers.append(reader)
 
     def _read(self, stream: IO[str], error: bool) -> None:
         with contextlib.suppress(ValueError):  # closed meanwhile
             for text in stream:
                 self._lines.put(Line(self.name, text.rstrip("\n"), error))
-
-    def status(self) -> int | None:
-        """None while it lives, then its exit status; minus a signal's number if that ended it."""
-        return self.process.poll()
-
-    def signal(self, number: int) -> None:
-        """Send it a signal; nothing happens if it is dead."""
-        self.process.send_signal(number)
 
     def kill(self) -> None:
         """End it now, and close its pipes once they are read."""
@@ -192,7 +183,7 @@ class Supervisor:
             child, now = member.child, time.monotonic()
             if child is not None and member.until is not None and now > member.until:
                 child.kill()
-            if child is not None and child.status() is not None:
+            if child is not None and child.process.poll() is not None:
                 self._lost(name, member, child)
             elif member.due is not None and now >= member.due:
                 self._start(name)
@@ -235,7 +226,7 @@ class Supervisor:
         member.until = time.monotonic() + grace
         member.due = None
         if member.child is not None:
-            member.child.signal(signal.SIGTERM)
+            member.child.process.send_signal(signal.SIGTERM)
 
     def end(self, grace: float = GRACE) -> None:
         """Ask the workers to end, then the services; kill those that have not after `grace`."""

@@ -80,14 +80,8 @@ class Channel:
         listener = socket.create_server((bind, 0), family=family)
         port = listener.getsockname()[1]
         # A store that opens its own port would listen on every interface.
-        self._store = dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-            timeout=self._limit,
-        )
+        own = {"is_master": True, "master_listen_fd": listener.detach()}
+        self._store = dist.TCPStore(host, port, wait_for_workers=False, timeout=self._limit, **own)
         self.address = with_port(host, port)
         self.key = ""
         self._group: Any = None
@@ -103,18 +97,14 @@ class Channel:
             work = self._group.allgather([rows], [from_numpy(own)], AllgatherOptions())
             work.wait(self._limit)
         except RuntimeError as error:  # torch's distributed errors are all RuntimeErrors
-            raise Interrupted(
-                f"gathering from workers {workers} failed: {_first_line(error)}."
-            ) from error
+            raise _interrupted(f"gathering from workers {workers}", error) from error
         return {w: own if w == worker else self._room[i] for i, w in enumerate(workers)}
 
     def _connect(self, plan: Plan, worker: int) -> None:
         self.leave()
         try:
             host, port = split_address(plan.cards[0].store)
-            base = dist.TCPStore(
-                host, port, is_master=False, wait_for_workers=False, timeout=self._limit
-            )
+            base = dist.TCPStore(host, port, wait_for_workers=False, timeout=self._limit)
             options = dist.ProcessGroupGloo._Options()
             options._timeout = self._limit
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
@@ -122,9 +112,7 @@ class Channel:
             store = dist.PrefixStore(plan.group, base)
             self._group = dist.ProcessGroupGloo(store, rank, len(plan.cards), options)
         except RuntimeError as error:
-            raise Interrupted(
-                f"connecting to workers {plan.quorum.workers} failed: {_first_line(error)}."
-            ) from error
+            raise _interrupted(f"connecting to workers {plan.quorum.workers}", error) from error
         self.key = plan.group
 
     def _fit(self, frame: Frame) -> np.ndarray:
@@ -147,8 +135,9 @@ class Channel:
         return new_frame(self._slots * self._size).reshape(self._slots, self._size)
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+def _interrupted(what: str, error: BaseException) -> Interrupted:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    return Interrupted(f"{what} failed: {reason}.")
 
 
 class TorchFTEngine:
@@ -191,15 +180,9 @@ class TorchFTEngine:
         self._channel = Channel(self._bind, self._host, seconds.gather, self.slots, size)
         self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
         self._closers = [self._state]
-        self._link = LighthouseLink(
-            f"{self.worker:06d}:{self._born}",
-            self._lighthouse,
-            self._bind,
-            self._host,
-            self._channel.address,
-            seconds.heartbeat,
-            seconds.patience,
-        )
+        name = f"{self.worker:06d}:{self._born}"
+        where = (self._lighthouse, self._bind, self._host, self._channel.address)
+        self._link = LighthouseLink(name, *where, seconds.heartbeat, seconds.patience)
         self._closers.append(self._link)
         self._await(self._awaits, seconds.patience)
 
@@ -238,9 +221,8 @@ class TorchFTEngine:
         if texts is None:
             self._await_peers()
             return None
-        members = membership.accept(
-            self._seal, texts, self.slots, self._structure, self.counts.refuse
-        )
+        refuse = self.counts.refuse
+        members = membership.accept(self._seal, texts, self.slots, self._structure, refuse)
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
             raise LaconicError(
@@ -267,11 +249,8 @@ class TorchFTEngine:
         if self._awaits and time.monotonic() >= self._awaits_until:
             cards = () if self._plan is None else self._plan.cards
             seconds = self._timeouts.grace
-            reached = {
-                c.worker
-                for c in cards
-                if c.worker != self.worker and answers(self._seal, c.state, seconds)
-            }
+            others = [card for card in cards if card.worker != self.worker]
+            reached = {c.worker for c in others if answers(self._seal, c.state, seconds)}
             self._await(tuple(w for w in self._awaits if w in reached), seconds)
         return self._awaits
 

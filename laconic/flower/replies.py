@@ -52,11 +52,7 @@ class Fault(Exception):
 
 
 def read_all(
-    messages: Iterable[Message],
-    asked: Sequence[int],
-    model: Model,
-    before: Arrays,
-    weight_key: str,
+    messages: Iterable[Message], asked: Sequence[int], model: Model, before: Arrays, weight_key: str
 ) -> tuple[list[Reply], list[Refused]]:
     """The good replies to a training in the order of node ids, one a node, and the bad ones."""
     good: dict[int, Reply] = {}

@@ -37,7 +37,7 @@ def line_of(report: Report, worker: int) -> dict[str, Any]:
 
 
 def astray(programs: Programs, rounds: list[int]) -> Any:
-    """The outer step of a machine that gets one weight wrong in some rounds, and does not know it."""
+    """The outer step of a machine that gets one weight wrong in some rounds, unnoticed."""
     right = programs.outer
 
     def outer(replica: Any, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the simulator makes of the same run: the independent answer to compare real processes with."""
+"""The same run in the simulator: the independent answer to compare real processes with."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

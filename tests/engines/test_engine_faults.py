@@ -131,7 +131,7 @@ def states_agree(rows: dict[int, list[dict[str, Any]]]) -> None:
 
 
 def no_local_steps_are_lost(rows: dict[int, list[dict[str, Any]]]) -> None:
-    """In every round of a phase, every survivor's message counted, however often it had to be sent."""
+    """In every round of a phase, every survivor's message counted, however often it was sent."""
     for phase, victims in enumerate(PHASES):
         for worker in set(range(4)) - set(victims):
             told = {row["round"]: row for row in rows[worker]}

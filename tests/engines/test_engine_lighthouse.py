@@ -1,4 +1,4 @@
-"""A Lighthouse that comes back knows nobody: who is alive is waited for, who is not is left behind."""
+"""A restarted Lighthouse knows no worker: live ones are waited for, dead ones are left behind."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -18,7 +18,7 @@ import pytest
 
 from laconic.compress import parse_compressor
 from laconic.data.feed import Streamed
-from laconic.engines.base import SimulatedEngine, mean
+from laconic.engines.base import SimulatedEngine
 from laconic.engines.guard import CODE
 from laconic.engines.loop import Loop
 from laconic.engines.replica import Programs, fingerprint
@@ -261,11 +261,6 @@ def test_any_change_of_a_state_changes_its_name():
         for p in pairs
     }
     assert len(lanes) == 28
-
-
-def test_the_mean_over_workers():
-    engine = SimulatedEngine(3)
-    np.testing.assert_array_equal(mean(engine, np.array([1.0, -2.5])), [1.0, -2.5])
 
 
 def test_an_engine_of_another_size_is_refused(raises_clearly):
