@@ -32,6 +32,7 @@ def guarded(
     digest: str,
     on_nonfinite: str = "skip",
     scale: Callable[[jax.Array], Any] | None = None,
+    whole: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """`tx` with checks: of the leaves at `init`, of every delta, and of whose state it is given.
 
@@ -41,6 +42,7 @@ def guarded(
       on_nonfinite: at a delta that holds NaN, infinity or numbers whose squares overflow, "skip"
         the round (no change, counted in the state's `skipped`) or "raise" an error.
       scale: an optax schedule, rounds → factor of the whole step.
+      whole: refuse a part of a model, as `optax.masked` gives it.
 
     Returns:
       An optax transformation; inside `jit` its errors are raised by the compiled program.
@@ -50,6 +52,11 @@ def guarded(
     own = np.frombuffer(bytes.fromhex(digest)[:8], np.uint32)
 
     def init(params: Any) -> GuardedState:
+        if whole and any(map(_hidden, jax.tree.leaves(params, is_leaf=_hidden))):
+            raise LaconicError(
+                "this optimizer takes shorter steps the more matrices a model has, and it is given "
+                "only a part of one: say matrices=N, the number in the whole model."
+            )
         return GuardedState(tx.init(_real(params)), jnp.int32(0), jnp.asarray(own))
 
     def update(
@@ -115,9 +122,12 @@ def _like(mean: Any, worker_deltas: Any) -> Any:
     """The worker deltas without those that `optax.masked` took out of the mean."""
     if worker_deltas is None:
         return None
-    hidden = lambda x: isinstance(x, optax.MaskedNode)
-    kept = jax.tree.map(lambda d, w: d if hidden(d) else w, mean, worker_deltas, is_leaf=hidden)
+    kept = jax.tree.map(lambda d, w: d if _hidden(d) else w, mean, worker_deltas, is_leaf=_hidden)
     return _real(kept)
+
+
+def _hidden(x: Any) -> bool:
+    return isinstance(x, optax.MaskedNode)
 
 
 def _sound(tree: Any) -> jax.Array:

@@ -96,6 +96,7 @@ class LearnedOptimizer(Architecture):
         accumulators: str = "float32",
         tuning: Tuning | None = None,
         splits: Any = None,
+        matrices: int | None = None,
     ) -> OuterOptimizer:
         """The outer optimizer with weights φ.
 
@@ -111,6 +112,7 @@ class LearnedOptimizer(Architecture):
                 moments of half the memory, whose slow decays stop changing early.
             tuning: how kernels are cut.
             splits: how each tensor is split over devices, from `laconic.outer.sharded`.
+            matrices: how many the whole model has, where only a part of it is given (None: count).
         """
         self.check(theta)
         for what, value, known in (
@@ -120,7 +122,8 @@ class LearnedOptimizer(Architecture):
         ):
             if value not in known:
                 raise unknown(what, value, known)
-        options = (scale, weight_decay, fill, tile, path, accumulators, tuning or Tuning(), splits)
+        kernels = tuning or Tuning()
+        options = (scale, weight_decay, fill, tile, path, accumulators, kernels, splits, matrices)
         run = Run(self, theta, *options)
         tx = optax.GradientTransformationExtraArgs(run.init, run.update)
         combine = "gather" if self.gathers else "mean"
@@ -141,6 +144,7 @@ class Run:
     accumulators: str
     tuning: Tuning
     splits: Any
+    matrices: int | None
 
     def init(self, params: Any) -> LearnedState:
         """Zero accumulators."""
@@ -275,7 +279,8 @@ class Run:
 
     def _shares(self, splits: Sequence[Split]) -> list[float]:
         """Each tensor's share of a whole step."""
-        matrices = matrices_among(split.shape for split in splits)
+        counted = matrices_among(split.shape for split in splits)
+        matrices = counted if self.matrices is None else self.matrices
         return [self.spec.share(split.shape, matrices) for split in splits]
 
     def _check_deltas(self, worker_deltas: Any) -> None:

@@ -58,6 +58,7 @@ class Published:
         scale: float | Callable[[Any], Any] = 1.0,
         weight_decay: float = 0.0,
         on_nonfinite: str = "skip",
+        matrices: int | None = None,
     ) -> optax.GradientTransformationExtraArgs:
         """The same as an optax optimizer: `update(mean_delta, state, params)`.
 
@@ -69,6 +70,9 @@ class Published:
           weight_decay: the share of each parameter that a round subtracts, decoupled.
           on_nonfinite: at NaN, infinity or numbers whose squares overflow, "skip" the round, which
             the state's `skipped` counts, or "raise" an error.
+          matrices: how many weight matrices the whole model has. Optimizers that shorten the steps
+            of deep models need it under `optax.masked` and `optax.multi_transform`, where they
+            see only a part.
 
         Returns:
           An optax transformation. Its state is refused by every other learned optimizer.
@@ -78,8 +82,12 @@ class Published:
           >>> state = tx.init({"w": jnp.zeros((2, 3))})
         """
         varies = callable(scale)
-        tx = self.outer(1.0 if varies else scale, weight_decay).tx
-        return guarded(tx, self.sha256, on_nonfinite, scale if varies else None)
+        number = 1.0 if varies else scale
+        if matrices is not None and matrices < 1:
+            raise LaconicError(f"a model has at least one matrix, got matrices={matrices}.")
+        tx = self.learned(self.theta, scale=number, weight_decay=weight_decay, matrices=matrices).tx
+        whole = self.learned.deepest > 0 and matrices is None
+        return guarded(tx, self.sha256, on_nonfinite, scale if varies else None, whole)
 
     def check_workers(self, K: int) -> None:
         """Refuse a number of workers that it cannot serve."""

@@ -149,3 +149,20 @@ def test_it_runs_inside_scan(lopt):
     (_, state), skipped = jax.lax.scan(body, (PARAMS, tx.init(PARAMS)), None, length=4)
     assert state.inner.round == 4
     assert skipped.tolist() == [0] * 4
+
+
+def test_a_part_of_a_model_takes_the_step_it_takes_in_the_whole():
+    general = laconic.load("lopt-a-general")
+    params = {f"w{i}": PARAMS["w"] + i for i in range(9)}  # more matrices than `deepest`
+    delta = {name: DELTA["w"] for name in params}
+    labels = {name: "learned" if name < "w3" else "sgd" for name in params}
+    parts = lambda tx: optax.multi_transform({"learned": tx, "sgd": optax.sgd(1.0)}, labels)
+    with pytest.raises(LaconicError, match="matrices=N"):
+        parts(general.optax()).init(params)
+    tx, whole = parts(general.optax(matrices=9)), general.optax()
+    changes, _ = tx.update(delta, tx.init(params), params)
+    wanted, _ = whole.update(delta, whole.init(params), params)
+    for name in ("w0", "w1", "w2"):
+        np.testing.assert_array_equal(changes[name], wanted[name])
+    with pytest.raises(LaconicError, match="at least one matrix"):
+        general.optax(matrices=0)
