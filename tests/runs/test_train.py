@@ -292,6 +292,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, raises_clearly):
         ({"seed": -1}, ["a seed must be between"]),
         ({"task": "digits-mpl"}, ["unknown task"]),
         ({"optimizer": "lagg-a-fmnist"}, ["K = 8", "cannot serve 3"]),
+        ({"optimizer": "scaffold"}, ["scaffold cannot train in separate processes", "fedavgm"]),
         ({"compress": "zip"}, ["unknown compressor"]),
     ],
 )
