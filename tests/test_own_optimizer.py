@@ -74,10 +74,8 @@ def test_it_takes_one_registry_line():
 
 def test_the_step_is_the_one_in_its_docstring(registered):
     shapes = {"w": (3, 2), "b": (4,)}
-    deltas, m = (
-        [random_tree(shapes, seed) for seed in range(5)],
-        {name: np.zeros(s) for name, s in shapes.items()},
-    )
+    deltas = [random_tree(shapes, seed) for seed in range(5)]
+    m = {name: np.zeros(s) for name, s in shapes.items()}
     tx = registered.make(rate=0.25, beta=0.5).tx
     state = tx.init(deltas[0])
     for delta in deltas:
@@ -91,21 +89,8 @@ def test_the_step_is_the_one_in_its_docstring(registered):
 
 
 def test_it_is_compared(command, tmp_path):
-    words = [
-        "--task",
-        "digits-mlp:width=4",
-        "--rounds",
-        "4",
-        "--seeds",
-        "1",
-        "--workers",
-        "2",
-        "--local-steps",
-        "1",
-    ]
-    out = command(
-        "compare", "--optimizers", "local-sgd", f"{NAME}:rate=0.5", *words, "--out", "run"
-    )
+    words = "--task digits-mlp:width=4 --rounds 4 --seeds 1 --workers 2 --local-steps 1 --out run"
+    out = command("compare", "--optimizers", "local-sgd", f"{NAME}:rate=0.5", *words.split())
     assert f"{NAME}:rate=0.5" in out
     found = records(tmp_path / "run")
     assert [row["label"] for row in found[-1]["rows"]] == ["local-sgd", f"{NAME}:rate=0.5"]
@@ -209,11 +194,8 @@ def test_an_experiment_is_carried_out_with_it(command, tmp_path, monkeypatch, ra
     assert NAME in out
     last = records(folder)[-1]
     assert {row["label"] for row in last["rows"]} == {"Local SGD", NAME}
-    ours = [
-        row["ours"]
-        for row in last["rows"]
-        if (row["label"], row["metric"]) == (NAME, "final_train")
-    ]
+    wanted = (NAME, "final_train")
+    ours = [row["ours"] for row in last["rows"] if (row["label"], row["metric"]) == wanted]
     assert len(ours) == 1
     assert np.isfinite(ours).all()
     assert f"| Two | {NAME} | " in (folder / "table.md").read_text()
@@ -224,29 +206,19 @@ def test_an_experiment_is_carried_out_with_it(command, tmp_path, monkeypatch, ra
 
 
 def test_tuned_values_are_found_for_it(command, tmp_path, monkeypatch):
-    config = SweepConfig(
-        task="digits-mlp:width=4",
-        grid=("gamma=0.5,0.1",),
-        workers=2,
-        local_steps=1,
-        batch=4,
-        rounds=6,
-    )
+    sizes = {"workers": 2, "local_steps": 1, "batch": 4, "rounds": 6}
+    config = SweepConfig(task="digits-mlp:width=4", grid=("gamma=0.5,0.1",), **sizes)
+    title = "Digits, K = 2, train loss"
     row = SweepPanel(
-        "digits-local-sgd",
-        "Digits, K = 2, train loss: Local SGD",
-        config,
-        "minimum",
-        {"gamma": 0.5},
-        "Digits, K = 2, train loss",
+        "digits-local-sgd", f"{title}: Local SGD", config, "minimum", {"gamma": 0.5}, title
     )
     monkeypatch.setitem(EXPERIMENTS, "tuned", Experiment("tuned", "Tuned", "tuned values", (row,)))
     command("reproduce", "tuned", "--scale", "full", "--out", "tuned")
     first, second = records(tmp_path / "tuned")[-1]["rows"]
-    assert first["panel"] == "Digits, K = 2, train loss: Local SGD"
-    assert second["panel"] == f"Digits, K = 2, train loss: {NAME}"
+    assert first["panel"] == f"{title}: Local SGD"
+    assert second["panel"] == f"{title}: {NAME}"
     assert set(second["ours"]) == {"gamma", "rate", "beta"}
     assert np.isfinite(second["loss"])
     assert second["paper"] == {}
     assert second["difference"] is None
-    assert f"Digits, K = 2, train loss: {NAME}" in (tmp_path / "tuned" / "table.md").read_text()
+    assert f"{title}: {NAME}" in (tmp_path / "tuned" / "table.md").read_text()

@@ -150,9 +150,5 @@ def test_an_absent_worker_may_hold_garbage():
 
 
 def poisoned_task() -> Task:
-    return plain_task(
-        "poisoned",
-        tiny.init,
-        tiny.loss,
-        (jnp.asarray(tiny.X).at[0].set(jnp.nan), jnp.asarray(tiny.Y)),
-    )
+    data = jnp.asarray(tiny.X).at[0].set(jnp.nan), jnp.asarray(tiny.Y)
+    return plain_task("poisoned", tiny.init, tiny.loss, data)

@@ -63,11 +63,6 @@ def gunzip(raw: bytes) -> bytes:
         raise ValueError(f"expected a complete gzip file, {found}") from error
 
 
-def as_is(raw: bytes) -> bytes:
-    """The bytes themselves."""
-    return raw
-
-
 @dataclass(frozen=True)
 class Remote:
     """A published file: its path below a data folder, its address, and its content's digest.
@@ -79,7 +74,7 @@ class Remote:
     relative: str
     url: str
     digest: str
-    content: Callable[[bytes], bytes] = as_is
+    content: Callable[[bytes], bytes] = bytes
 
     def check(self, raw: bytes) -> bytes:
         """The content of the file's bytes; ValueError if they are not what was published."""

@@ -1,6 +1,5 @@
 """Every federated algorithm over ten rounds with sampled clients, against the twin in NumPy."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,16 +20,11 @@ from tests import reference as ref
 from tests import reference_compress as twin
 from tests import tiny
 from tests.federated.federated_twin import Momentum, Round, Twin
-from tests.outer.trees import QUICK, assert_close, float64, random_theta
+from tests.outer.trees import assert_close, float64, random_theta
 
 N, K, B, ROUNDS, GAMMA = 8, 3, 2, 10, 0.2
 PLAIN = Federated(N, epochs=1)  # 64 samples: 8 each, H = 4
 HARD = Federated(N, epochs=2, spread=0.7, dropout=0.4, least_work=0.3)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
 
 
 def simulate(method: Any, options: Federated) -> tuple[RoundState, list[RoundState], Simulation]:

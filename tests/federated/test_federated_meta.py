@@ -22,7 +22,6 @@ from laconic.runs.meta_config import MetaConfig, described, parse_inner
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task
 from laconic.workers import Simulated
-from tests.outer.trees import QUICK
 
 K, B, ROUNDS = 3, 8, 4
 LOCAL = LocalOptimizer("sgd", 0.5)
@@ -55,8 +54,8 @@ def test_every_run_has_a_partition_of_its_own_for_all_its_rounds(problem):
         assert len(np.unique(partition)) == 1200
     picked = [np.asarray(bank.pick(jax.random.key(seed)).rows).tobytes() for seed in range(6)]
     assert len(set(picked)) > 3
-    begin = jax.jit(problem.begin, compiler_options=QUICK)
-    draw = jax.jit(lambda s: problem.draw(s, ROUNDS), compiler_options=QUICK)
+    begin = jax.jit(problem.begin)
+    draw = jax.jit(lambda s: problem.draw(s, ROUNDS))
     for seed in range(2):
         state = begin(theta(), jax.random.key(seed))
         own = np.asarray(bank.pick(state.key).rows)
@@ -71,13 +70,13 @@ def test_every_run_has_a_partition_of_its_own_for_all_its_rounds(problem):
 def test_the_losses_are_those_of_rounds_by_hand(problem):
     state = problem.begin(theta(), jax.random.key(7))
     items = problem.draw(state, ROUNDS)
-    run = jax.jit(problem.unroll, compiler_options=QUICK)
+    run = jax.jit(problem.unroll)
     last, losses = run(theta(), state, items)
     workers, server = (
         Simulated(local_client(digits(), LOCAL.optax()), DENSE),
         Server(LEARNED(theta())),
     )
-    step = jax.jit(partial(communication_round, workers, server), compiler_options=QUICK)
+    step = jax.jit(partial(communication_round, workers, server))
     bank = INNER.bank(digits())
     assert bank is not None
     for t in range(ROUNDS):
@@ -91,7 +90,8 @@ def test_the_losses_are_those_of_rounds_by_hand(problem):
 
 def test_a_validation_batch_is_as_large_as_a_rounds_minibatches():
     valid = training_problem(digits(), LEARNED, replace(INNER, objective="valid"))
-    _, rows = valid.draw(valid.begin(theta(), jax.random.key(0)), 2)
+    draw = jax.jit(lambda key: valid.draw(valid.begin(theta(), key), 2))
+    _, rows = draw(jax.random.key(0))
     assert rows is not None
     assert rows.shape == (2, K * B)
 

@@ -27,7 +27,6 @@ from laconic.runs.grid import Sweep
 from laconic.runs.simulate import Simulation
 from laconic.tasks.catalog import make_task
 from tests import tiny
-from tests.outer.trees import QUICK
 
 N, K, B = 20, 4, 8
 ROUNDS = 300
@@ -47,7 +46,7 @@ def drawn(options: Federated, task: Any, rounds: int = ROUNDS) -> tuple[Any, Any
     plan, population = settle(options, task, K, B, RUNS, (0,))
     one = jax.tree.map(lambda x: x[0], population)
     draw = jax.vmap(lambda t: draw_population(plan, one, state_at(t)))
-    return plan, one, jax.device_get(jax.jit(draw, compiler_options=QUICK)(jnp.arange(rounds)))
+    return plan, one, jax.device_get(jax.jit(draw)(jnp.arange(rounds)))
 
 
 def test_clients_are_sampled_without_replacement_and_all_alike(digits):
