@@ -10,8 +10,9 @@ import tyro
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from laconic.bench import meta_train, overhead, round, server_step, timing
-from laconic.cli.console import err, out, say, say_examples, table
+from laconic.cli.console import err, out, say, say_examples
 from laconic.errors import unknown
+from laconic.show.table import Table
 
 
 @dataclass(frozen=True)
@@ -93,20 +94,14 @@ def run_bench(argv: Sequence[str]) -> int:
     return 0 if earlier is None else _compare(made, earlier)
 
 
-class _Options(NamedTuple):
-    config: Any
-    output: Output
-
-
-def _options(config: type, argv: Sequence[str], prog: str, summary: str) -> _Options:
+def _options(config: type, argv: Sequence[str], prog: str, summary: str) -> Any:
     fields: list[Any] = [
         ("config", tyro.conf.OmitArgPrefixes[config], field(default_factory=config)),
         ("output", tyro.conf.OmitArgPrefixes[Output], field(default_factory=Output)),
     ]
     both = dataclasses.make_dataclass("Bench", fields, frozen=True)
     description = f"Measure {summary}. A table, a JSON record and a picture."
-    given = tyro.cli(both, args=list(argv), prog=prog, description=description)
-    return _Options(given.config, given.output)
+    return tyro.cli(both, args=list(argv), prog=prog, description=description)
 
 
 def _usage() -> None:
@@ -136,7 +131,8 @@ def _show(made: dict[str, Any]) -> None:
         for name, f in figures.items()
     ]
     headers = ["", "ms", *(key.replace("_", " ") for key in columns)]
-    out.print(table(headers, rows, f"{made['benchmark']} on {made['device']['kind']}"))
+    title = f"{made['benchmark']} on {made['device']['kind']}"
+    out.print(Table(title, headers, rows).terminal())
     for key, value in made.items():
         if isinstance(value, int | float | str) and key not in ABOUT:
             say(f"{key.replace('_', ' ') + ':':<42} {_number(value)}")
@@ -163,7 +159,8 @@ def _compare(made: dict[str, Any], earlier: dict[str, Any]) -> int:
         for n, a, b, verdict in found
     ]
     title = f"against {earlier.get('commit') or 'the record'}"
-    out.print(table(["", "ms before", "ms now", "ratio", ""], rows, title))
+    headers = ["", "ms before", "ms now", "ratio", ""]
+    out.print(Table(title, headers, rows).terminal())
     for what, before, now in timing.different(made, earlier):
         say(f"note: {what} was {before} and is {now}.")
     slower = [name for name, _, _, verdict in found if verdict == "slower"]

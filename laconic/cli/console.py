@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import tyro
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,7 +18,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from laconic.errors import unknown
 from laconic.runs.folder import Interrupted, Observer
@@ -53,22 +50,6 @@ def say_facts(facts: Mapping[str, Any]) -> None:
     width = max(map(len, facts)) + 1
     for name, value in facts.items():
         say(f"{name + ':':<{width}} {value}")
-
-
-def table(
-    headers: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, left: int = 1
-) -> Table:
-    """A table of text; the first `left` columns are words, flush left, the others numbers."""
-    made = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
-    for i, name in enumerate(headers):
-        made.add_column(
-            name, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left
-        )
-    for row in rows:
-        made.add_row(*(escape(cell) for cell in row))
-    return made
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -163,18 +144,16 @@ class LiveBars(Observer):
         """A new bar; one that begins again replaces the old."""
         if label in self.ids:
             self.bars.remove_task(self.ids[label])
-        self.ids[label] = self.bars.add_task(
-            label, total=total, completed=done, loss="compiling …", rate=""
-        )
+        fields = {"loss": "compiling …", "rate": ""}
+        self.ids[label] = self.bars.add_task(label, total=total, completed=done, **fields)
         self.start[label] = done
 
     def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:
         """Advance it."""
         task = next(t for t in self.bars.tasks if t.id == self.ids[label])
-        rate = (done - self.start[label]) / max(task.elapsed or 0.0, 1e-9)
-        self.bars.update(
-            self.ids[label], completed=done, loss=f"loss {loss:.4f}", rate=f"{rate:,.1f} rounds/s"
-        )
+        speed = (done - self.start[label]) / max(task.elapsed or 0.0, 1e-9)
+        rate = f"{speed:,.1f} rounds/s"
+        self.bars.update(task.id, completed=done, loss=f"loss {loss:.4f}", rate=rate)
 
     def note(self, text: str) -> None:
         """A line above the bars."""

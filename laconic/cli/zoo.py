@@ -10,11 +10,12 @@ import tyro
 from rich.markdown import Markdown
 from rich.markup import escape
 
-from laconic.cli.console import err, out, say, table
+from laconic.cli.console import err, out, say
 from laconic.errors import LaconicError, unknown
 from laconic.method import REFUSALS, Definition
 from laconic.methods import METHODS, definition_of, own_methods, published_methods
 from laconic.runs.publish import results_of, ship
+from laconic.show.table import Table
 from laconic.tasks.catalog import TASKS
 from laconic.zoo import cards, export, faults, load, to_markdown
 from laconic.zoo.card import to_json
@@ -109,7 +110,7 @@ def list_zoo(argv: Sequence[str]) -> None:
         tasks = ", ".join(dict.fromkeys(row["task"] for row in card.trained_on))
         rows.append((name, card.architecture, workers, tasks, card.summary))
     headers = ("name", "architecture", "K", "trained on", "summary")
-    out.print(table(headers, rows, left=len(headers)))
+    out.print(Table("", headers, rows, left=len(headers)).terminal())
 
 
 def warn_of_damage() -> None:

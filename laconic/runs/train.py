@@ -163,13 +163,12 @@ def work(
     observer: Observer,
     stop: Callable[[], bool],
     command: str,
-    pace: Callable[[], None] = lambda: None,
     turn: Turn | None = None,
 ) -> None:
     """Train as one process of many. `folder` may be one that an earlier process of this worker
     left.
 
-    connect: gives the engine, before JAX is used for anything · pace: is called before each quorum
+    connect: gives the engine, before JAX is used for anything
     turn: is taken to compile, and given up then
     """
     seal = _seal(token, config)
@@ -179,7 +178,7 @@ def work(
     about = {"command": command, **_about(config, task, source, engine_name)}
     with RunFolder.join(folder, log_name(engine), "train", config, **about) as joined:
         check_same(joined, config)
-        Part(config, task, engine, seal, joined, observer, pace, turn).carry_out(stop)
+        Part(config, task, engine, seal, joined, observer, turn).carry_out(stop)
 
 
 def _simulate(
@@ -300,7 +299,6 @@ class Part:
     seal: Seal
     folder: RunFolder
     observer: Observer
-    pace: Callable[[], None] = lambda: None
     turn: Turn | None = None
 
     def carry_out(self, stop: Callable[[], bool]) -> None:
@@ -331,10 +329,8 @@ class Part:
         self._finish(loop, log)
 
     def _at(self, point: str, now: int) -> None:
-        if point == BEFORE_QUORUM:
-            if self.turn is not None:
-                self.turn.give()
-            self.pace()
+        if point == BEFORE_QUORUM and self.turn is not None:
+            self.turn.give()
 
     def _rounds(self, loop: Loop, log: Log, stop: Callable[[], bool]) -> None:
         stopping = first = False

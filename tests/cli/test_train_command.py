@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import pytest
 
+from laconic.cli import console
 from laconic.cli import train as command
 from laconic.recipes.trainings import TRAIN_RECIPES
 from laconic.runs.train import TrainConfig
@@ -67,15 +68,15 @@ def test_a_training_ends_with_what_came_out(capfd, tmp_path):
 
 
 def test_a_signal_leaves_a_run_that_goes_on_and_says_how(capfd, tmp_path, monkeypatch):
-    class Bar(command.Bar):
-        def __call__(self, message):
-            super().__call__(message)
-            if message.get("round") == 2 and message["kind"] == "round":
+    class Bars(console.LiveBars):
+        def progress(self, label, done, loss, norm=None):
+            super().progress(label, done, loss, norm)
+            if done == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
-        patch.setattr(command, "Bar", Bar)
+        patch.setattr(console, "LiveBars", Bars)
         code, out, err = laconic(capfd, "train", *SMALL, "--out", folder)
     assert (code, out) == (128 + signal.SIGTERM, "")
     assert err.strip().splitlines()[-1] == (
