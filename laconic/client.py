@@ -1,5 +1,4 @@
-"""A worker's side of a round: H local steps of any optax optimizer, then one message (Algorithm 1,
-lines 3-7)."""
+"""A worker's side of a round: H local steps, then one message (Algorithm 1, lines 3-7)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,9 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from laconic.errors import LaconicError
-from laconic.local import (
-    LocalOptimizer as LocalOptimizer,
-)  # a worker is made of one, so it is found here too
+from laconic.local import LocalOptimizer as LocalOptimizer  # a worker is made of one
 from laconic.tasks.base import ModelState, Params, Task
 
 State = Any
@@ -25,8 +22,7 @@ class Shared(NamedTuple):
 
 
 class Controlled(NamedTuple):
-    """The same for workers whose drift the server corrects: `control` is its part of the correction
-    (SCAFFOLD's c)."""
+    """The same with the server's control variate, which corrects drift (SCAFFOLD's c)."""
 
     params: Params
     model_state: ModelState
@@ -34,11 +30,18 @@ class Controlled(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What a worker sends: Δ (compressed on the way), `extra` (averaged, never compressed) and its
-    weight.
+    """What a worker sends.
 
-    `control` is a change of the worker's own control variate; the server adds up everyone's,
-    whatever their weights.
+    Args:
+        delta: Δ = W_before − W_after; a payload once it is compressed.
+        extra: averaged and never compressed, such as BatchNorm statistics.
+        weight: how much the worker counts in the mean; 0: it is absent.
+        control: the change of its control variate; the server adds these up whatever the weights.
+
+    Example:
+        >>> from laconic import Message
+        >>> Message(delta={"w": 0.1}).weight
+        1.0
     """
 
     delta: Any
@@ -48,22 +51,28 @@ class Message(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Items of a worker that may stop early: minibatches [H, …], the steps it takes of them, and a
-    factor of its Δ.
+    """Items of a worker that may stop early."""
 
-    None is all H steps, and a Δ as it is.
-    """
-
-    batches: Any
-    steps: jax.Array | None = None
-    scale: jax.Array | None = None
+    batches: Any  # [H, …]
+    steps: jax.Array | None = None  # how many of the H steps it takes; None: all
+    scale: jax.Array | None = None  # a factor of its Δ; None: 1
 
 
 class Client(NamedTuple):
-    """Pure functions. `run` returns the message, the state to keep for next time, and the losses
-    [H].
+    """What a worker does in a round, as pure functions.
 
-    `begin` adds what the server shares beside the weights, before the first round.
+    Args:
+        init: shared → the state that stays with a client.
+        run: (shared, state, items, key) → (message, new state, losses [H]).
+        begin: shared → the same with what the server shares beside the weights; called once before
+            the first round.
+
+    Example:
+        >>> from laconic import Client, Message
+        >>> idle = Client(
+        ...     init=lambda shared: (),
+        ...     run=lambda shared, state, items, key: (Message(0.0), state, items),
+        ... )
     """
 
     init: Callable[[Shared], State]
@@ -71,22 +80,32 @@ class Client(NamedTuple):
     begin: Callable[[Shared], Any] = lambda shared: shared
 
 
-Correction = Callable[
-    [Params, Params, Any, Any], Params
-]  # (gradients, weights, what is shared, what is the worker's)
+# (gradients, weights, what is shared, what is the worker's own) → gradients
+Correction = Callable[[Params, Params, Any, Any], Params]
 
 
 def local_client(task: Task, optimizer: optax.GradientTransformation) -> Client:
-    """H steps from the shared weights; Δ = W₀ − W_H. The optimizer's state stays with the worker
-    across rounds."""
+    """A worker that takes H local steps from the shared weights and sends Δ = W₀ − W_H.
+
+    Args:
+        task: its loss and data.
+        optimizer: any optax optimizer; its state stays with the worker across rounds.
+
+    Returns:
+        A `Client`.
+
+    Example:
+        >>> import optax
+        >>> import laconic
+        >>> client = laconic.local_client(laconic.make_task("digits-mlp"), optax.adamw(1e-3))
+    """
     return local_work(task, optimizer, None)
 
 
 def local_work(
     task: Task, optimizer: optax.GradientTransformation, correct: Correction | None
 ) -> Client:
-    """`local_client` with a correction of every gradient, of which the worker itself remembers
-    nothing."""
+    """`local_client` with a correction of every gradient that needs no memory of the worker."""
     steps = local_steps(task, optimizer, correct)
 
     def init(shared: Shared) -> State:
@@ -105,11 +124,10 @@ def local_work(
 def local_steps(
     task: Task, optimizer: optax.GradientTransformation, correct: Correction | None
 ) -> Callable:
-    """(shared, optimizer state, the worker's own, work, key) → weights, model state, optimizer
-    state, losses [H].
+    """(shared, optimizer state, own, work, key) → weights, model state, optimizer state, losses.
 
-    After its last step a worker stands still. The losses of steps it does not take are the mean of
-    those it does, so that a mean over H is one over its steps.
+    The losses of steps that a worker does not take are the mean of those it takes, so that a mean
+    over H is the mean over its steps.
     """
     tx = optax.with_extra_args_support(optimizer)
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
@@ -133,18 +151,15 @@ def local_steps(
 
         start = (shared.params, shared.model_state, state, jnp.int32(0))
         (params, model_state, state, _), losses_H = jax.lax.scan(step, start, work.batches)
-        return (
-            params,
-            model_state,
-            state,
-            losses_H if work.steps is None else _of_steps(losses_H, work.steps),
-        )
+        if work.steps is not None:
+            losses_H = _of_steps(losses_H, work.steps)
+        return params, model_state, state, losses_H
 
     return run
 
 
 def work_of(items: Any) -> Work:
-    """A worker's items as work: minibatches alone are all to be done."""
+    """A worker's items as `Work`: of plain minibatches it takes all."""
     return items if isinstance(items, Work) else Work(items)
 
 
@@ -161,13 +176,21 @@ def _of_steps(losses_H: jax.Array, steps: jax.Array) -> jax.Array:
 
 
 def gradient_client(task: Task) -> Client:
-    """The synchronous worker: one gradient over its H·B examples at the shared weights, and no
-    local step.
+    """The synchronous worker: one gradient over its H·B examples, and no local step.
 
-    With it the message Δ is the gradient itself, so data-parallel SGD or Adam at batch K·H·B is the
-    outer optimizer of the same name, on the same data and the same number of messages as H local
-    steps. Where the task takes fewer examples at once, the gradient is the mean of several;
-    BatchNorm then sees each of those batches by itself.
+    Its message Δ is the gradient, so data-parallel SGD or Adam at batch K·H·B is the outer
+    optimizer of the same name, on the same data and as many messages as with H local steps.
+
+    Args:
+        task: its loss and data. If `task.at_once` is less than H·B, the gradient is the mean over
+            several batches, and BatchNorm sees each of them by itself.
+
+    Returns:
+        A `Client`.
+
+    Example:
+        >>> import laconic
+        >>> client = laconic.gradient_client(laconic.make_task("digits-mlp"))
     """
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
@@ -192,11 +215,8 @@ def gradient_client(task: Task) -> Client:
             (loss, aux), grads = value_and_grad(
                 shared.params, model_state, task.feed.take(item), piece_key
             )
-            return (
-                jax.tree.map(lambda t, g: t + g / pieces, total, grads),
-                aux.model_state,
-                p + 1,
-            ), loss
+            total = jax.tree.map(lambda t, g: t + g / pieces, total, grads)
+            return (total, aux.model_state, p + 1), loss
 
         cut = jax.tree.map(lambda i: i.reshape(pieces, -1, *i.shape[1:]), merged)
         start = (jax.tree.map(jnp.zeros_like, shared.params), shared.model_state, jnp.int32(0))
@@ -213,7 +233,6 @@ def _pieces(examples: int, at_once: int | None) -> int:
     if examples % at_once:
         raise LaconicError(
             f"a gradient of {examples} examples cannot be taken {at_once} at once: choose at_once, "
-            "an option of the "
-            "task, to divide it."
+            "an option of the task, to divide it."
         )
     return examples // at_once

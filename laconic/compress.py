@@ -1,5 +1,4 @@
-"""What a message looks like on the wire: dense, top-k, quantised, with error feedback, and their
-chains.
+"""What a message looks like on the wire: dense, top-k, quantised, with error feedback, chained.
 
 A compressor turns Δ into a *payload*, a pytree of arrays whose raw bytes are exactly what is sent;
 indices are packed at ⌈log₂ n⌉ bits and 4-bit values two to a byte, so the size of a message is
@@ -26,26 +25,37 @@ BITS = 31  # of a float32 without its sign
 
 @dataclass(frozen=True)
 class Compressor:
-    """Pure functions; `state` is what a worker remembers from round to round (the error-feedback
-    residual)."""
+    """How a message is encoded, as pure functions.
+
+    Args:
+        name: its words, as `parse_compressor` takes them.
+        init: params → the state that a worker keeps, such as the error-feedback residual.
+        encode: (delta, state, key) → (payload, new state).
+        decode: (payload, params or anything of their structure) → delta.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from laconic import parse_compressor
+        >>> delta = {"w": jnp.array([0.1, -3.0, 0.2, 1.0])}
+        >>> half = parse_compressor("topk:0.5")
+        >>> payload, state = half.encode(delta, half.init(delta), jax.random.key(0))
+        >>> half.decode(payload, delta)["w"].tolist(), half.bits(delta)
+        ([0.0, -3.0, 0.0, 1.0], 72)
+    """
 
     name: str
-    init: Callable[[Tree], Any]  # params → state
-    encode: Callable[
-        [Tree, Any, jax.Array], tuple[Any, Any]
-    ]  # (delta, state, key) → (payload, state)
-    decode: Callable[[Any, Tree], Tree]  # (payload, params or anything of their structure) → delta
+    init: Callable[[Tree], Any]
+    encode: Callable[[Tree, Any, jax.Array], tuple[Any, Any]]
+    decode: Callable[[Any, Tree], Tree]
 
     def bits(self, params: Tree) -> int:
         """Bits of one message for parameters of this structure: eight times the payload's bytes."""
-        delta = jax.tree.map(
-            lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params
-        )
+        like = lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p))
+        delta = jax.tree.map(like, params)
         state = jax.eval_shape(self.init, delta)
-        payload, _ = jax.eval_shape(
-            self.encode, delta, state, jax.eval_shape(lambda: jax.random.key(0))
-        )
-        return tree_bits(payload)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return tree_bits(jax.eval_shape(self.encode, delta, state, key)[0])
 
 
 def tree_bits(tree: Tree) -> int:
@@ -97,9 +107,8 @@ def quantised(width: int) -> Codec:
         scales = jnp.max(jnp.abs(x_NB), axis=1)
         ratio = x_NB / jnp.where(scales > 0, scales, 1.0)[:, None]
         noise = jnp.pad(jax.random.uniform(key, (n,)), (0, -n % BUCKET)).reshape(-1, BUCKET)
-        levels = (
-            jnp.clip(jnp.floor(ratio * top + noise), -top, top).astype(jnp.int8).reshape(-1)[:n]
-        )
+        levels = jnp.clip(jnp.floor(ratio * top + noise), -top, top)
+        levels = levels.astype(jnp.int8).reshape(-1)[:n]
         return Quantised(levels if width == 8 else _pack_nibbles(levels), scales)
 
     def decode(payload: Quantised, n: int) -> jax.Array:
@@ -142,11 +151,8 @@ def _pack_bits(values: jax.Array, width: int) -> jax.Array:
 
 def _unpack_bits(packed: jax.Array, count: int, width: int) -> jax.Array:
     bits = jnp.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
-    return jnp.sum(
-        bits.astype(jnp.uint32) << jnp.arange(width, dtype=jnp.uint32)[None, :],
-        axis=1,
-        dtype=jnp.uint32,
-    )
+    placed = bits.astype(jnp.uint32) << jnp.arange(width, dtype=jnp.uint32)[None, :]
+    return jnp.sum(placed, axis=1, dtype=jnp.uint32)
 
 
 def _pack_nibbles(levels: jax.Array) -> jax.Array:
@@ -178,9 +184,8 @@ def over_model(name: str, codec: Codec) -> Compressor:
 
     def decode(payload: Any, like: Tree) -> Tree:
         flat, unravel = ravel_pytree(_float32(like))
-        return jax.tree.map(
-            lambda x, p: x.astype(p.dtype), unravel(codec.decode(payload, flat.shape[0])), like
-        )
+        decoded = unravel(codec.decode(payload, flat.shape[0]))
+        return jax.tree.map(lambda x, p: x.astype(p.dtype), decoded, like)
 
     return Compressor(name, lambda params: (), encode, decode)
 
@@ -196,12 +201,10 @@ def over_tensors(name: str, codec: Codec) -> Compressor:
     def decode(payload: Any, like: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(like)
         back = [
-            codec.decode(p, leaf.size).reshape(leaf.shape)
+            codec.decode(p, leaf.size).reshape(leaf.shape).astype(leaf.dtype)
             for p, leaf in zip(payload, leaves, strict=True)
         ]
-        return jax.tree.unflatten(
-            structure, [b.astype(leaf.dtype) for b, leaf in zip(back, leaves, strict=True)]
-        )
+        return jax.tree.unflatten(structure, back)
 
     return Compressor(name, lambda params: (), encode, decode)
 
@@ -211,8 +214,7 @@ def _float32(tree: Tree) -> Tree:
 
 
 def error_feedback(inner: Compressor) -> Compressor:
-    """What a message lost is remembered and added to the next Δ: e ← (Δ + e) − decode(encode(Δ +
-    e))."""
+    """Adds what a message lost to the next Δ: e ← (Δ + e) − decode(encode(Δ + e))."""
 
     def encode(delta: Tree, state: Any, key: jax.Array) -> tuple[Any, Any]:
         residual, inner_state = state
@@ -240,7 +242,20 @@ STAGES = {
 
 
 def parse_compressor(spec: str) -> Compressor:
-    """A compressor from words joined by '+': `topk:0.01+ef`, `int4`, `topk:0.1+int8+ef`, `dense`."""
+    """A compressor by name.
+
+    Args:
+        spec: words of `STAGES` joined by '+' in the order [topk:F][+int8|+int4][+ef], as in
+            "topk:0.01+ef", "int4", "topk:0.1+int8+ef" or "dense".
+
+    Returns:
+        A `Compressor`.
+
+    Example:
+        >>> from laconic import parse_compressor
+        >>> parse_compressor("topk:0.01+ef").name
+        'topk:0.01+ef'
+    """
     words = spec.split("+")
     feedback = words[-1] == "ef"
     words = words[:-1] if feedback else words

@@ -5,8 +5,16 @@ from collections.abc import Iterable, Sized
 
 
 class LaconicError(Exception):
-    """Bad input or an impossible request; the command line prints it as one line and exits
-    non-zero."""
+    """Bad input or an impossible request; the command line prints it as one line and exits with 1.
+
+    Example:
+        >>> import laconic
+        >>> try:
+        ...     laconic.make_task("digist-mlp")
+        ... except laconic.LaconicError as error:
+        ...     print(str(error)[:42])
+        unknown task 'digist-mlp'. Did you mean 'd
+    """
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LaconicError:
@@ -34,6 +42,6 @@ def require_some(**values: Sized) -> None:
 
 
 def require_seed(seed: int) -> None:
-    """Raise unless a seed fits in 32 bits; larger ones would silently repeat smaller ones' numbers."""
+    """Raise unless a seed fits in 32 bits; larger ones would silently repeat smaller ones."""
     if not 0 <= seed < 2**32:
         raise LaconicError(f"a seed must be between 0 and {2**32 - 1}, got {seed}.")

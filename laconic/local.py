@@ -1,7 +1,6 @@
 """The local optimizer by name and numbers, as configurations and cards hold it.
 
-optax is imported only where an optimizer is made: it brings JAX with it, and whoever reads a card
-needs neither.
+optax is imported only where an optimizer is made: it imports JAX, and reading a card needs neither.
 """
 
 from __future__ import annotations
@@ -19,11 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """SGD, or AdamW with moments kept across rounds (as DiLoCo does).
+    """The workers' optimizer: SGD, or AdamW with moments kept across rounds, as in DiLoCo.
 
-    `clip` bounds the global norm of each gradient (0: off). `decay_steps` > 0 anneals the rate by a
-    cosine over that many local steps. Numbers may be traced, and are not checked then. For anything
-    else give `local_client` an optax optimizer of your own.
+    For anything else give `local_client` an optax optimizer of your own. Numbers may be traced, and
+    are not checked then.
+
+    Args:
+        name: "sgd" or "adamw".
+        learning_rate: of each local step.
+        weight_decay: decoupled for AdamW, added to the gradient for SGD (0: off).
+        clip: bounds the global norm of each gradient (0: off).
+        decay_steps: anneals the rate by a cosine over so many local steps (0: constant).
+
+    Example:
+        >>> from laconic import LocalOptimizer
+        >>> tx = LocalOptimizer("adamw", learning_rate=1e-3, clip=1.0).optax()
     """
 
     name: str = "sgd"
@@ -65,8 +74,7 @@ def chained(
     weight_decay: float | None = None,
     clip: float | None = None,
 ) -> optax.GradientTransformation:
-    """Clipping, then the named optimizer with weight decay; None: without. The numbers may be
-    traced ones."""
+    """Clipping, then the named optimizer with weight decay; None: off. Numbers may be traced."""
     import optax
 
     tx = LOCAL_OPTIMIZERS[name](rate, weight_decay)
@@ -76,10 +84,9 @@ def chained(
 def _sgd(rate: optax.ScalarOrSchedule, weight_decay: float | None) -> optax.GradientTransformation:
     import optax
 
-    sgd = optax.sgd(rate)
-    return (
-        sgd if weight_decay is None else optax.chain(optax.add_decayed_weights(weight_decay), sgd)
-    )
+    if weight_decay is None:
+        return optax.sgd(rate)
+    return optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(rate))
 
 
 def _adamw(

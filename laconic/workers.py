@@ -1,7 +1,6 @@
-"""Where workers live: all on one device (`Simulated`) or spread over the devices of a mesh
-(`Meshed`).
+"""Where workers run: all on one device (`Simulated`) or over the devices of a mesh (`Meshed`).
 
-Nothing else knows. Both run the same `local_phase` and combine the same messages.
+Only this file knows where. Both run the same `local_phase` and combine the same messages.
 """
 
 from collections.abc import Callable
@@ -22,22 +21,29 @@ UNROLLED = 32  # workers up to which a sum over them is written out
 
 
 class Combined(NamedTuple):
-    """The server's view of a round: weighted means, the weights [K], and every worker's Δ if the
-    server gathers.
+    """The messages of a round as the server sees them."""
 
-    `control` is the sum over the workers that are there of their changes, divided by K.
-    """
-
-    mean_delta: Any
-    extra: Any
+    mean_delta: Any  # a weighted mean
+    extra: Any  # a weighted mean
     weights_K: jax.Array
-    worker_deltas: Any = None  # leaves [K, …]
-    control: Any = ()
+    worker_deltas: Any = None  # leaves [K, …], if the server gathers
+    control: Any = ()  # the sum of the present workers' changes, divided by K
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """K workers as one `vmap` on one device."""
+    """K workers as one `vmap` on one device.
+
+    Args:
+        client: what each worker does.
+        compressor: how messages are encoded.
+
+    Example:
+        >>> import optax
+        >>> import laconic
+        >>> client = laconic.local_client(laconic.make_task("digits-mlp"), optax.sgd(0.1))
+        >>> workers = laconic.Simulated(client, laconic.parse_compressor("int8"))
+    """
 
     client: Client
     compressor: Compressor
@@ -50,16 +56,27 @@ class Simulated:
         """Decode the K messages, then line 9's mean; "gather" also keeps every worker's Δ."""
         deltas, weights_K = decode(self.compressor, messages, like)
         mean_delta, extra = weighted_mean((deltas, messages.extra), weights_K)
-        control = jax.tree.map(
-            partial(weighted_sum, shares_K=_present(weights_K) / len(weights_K)), messages.control
-        )
+        each_K = _present(weights_K) / len(weights_K)
+        control = jax.tree.map(partial(weighted_sum, shares_K=each_K), messages.control)
         return Combined(mean_delta, extra, weights_K, deltas if how == "gather" else None, control)
 
 
 @dataclass(frozen=True)
 class Meshed:
-    """K workers over the devices of a mesh with an axis named "workers"; each device runs K/devices
-    of them."""
+    """K workers over the devices of a mesh; each device runs K/devices of them.
+
+    Args:
+        client: what each worker does.
+        compressor: how messages are encoded.
+        mesh: a mesh with an axis named "workers", as `worker_mesh` makes it.
+
+    Example:
+        >>> import optax
+        >>> import laconic
+        >>> client = laconic.local_client(laconic.make_task("digits-mlp"), optax.sgd(0.1))
+        >>> dense = laconic.parse_compressor("dense")
+        >>> workers = laconic.Meshed(client, dense, laconic.worker_mesh(1))
+    """
 
     client: Client
     compressor: Compressor
@@ -69,8 +86,7 @@ class Meshed:
         """As `Simulated.map`, each device over its own share of the workers."""
 
         def local(shared: Any, clients: Any, items: Any) -> Any:
-            # Without the cast, gradients with respect to the replicated weights would arrive summed
-            # over devices.
+            # Without the cast, gradients of the replicated weights would be summed over devices.
             shared = jax.tree.map(lambda x: jax.lax.pcast(x, AXIS, to="varying"), shared)
             return jax.vmap(phase, in_axes=(None, 0, 0))(shared, clients, items)
 
@@ -85,8 +101,7 @@ class Meshed:
         return spread
 
     def combine(self, messages: Message, how: Literal["mean", "gather"], like: Any) -> Combined:
-        """As `Simulated.combine`: each device sums its own workers, then all add up; the result is
-        replicated."""
+        """As `Simulated.combine`, by sums on and then over devices; the result is replicated."""
         split, whole = PartitionSpec(AXIS), PartitionSpec()
 
         def local(messages: Message, like: Any) -> tuple[Any, Any, Any]:
@@ -98,9 +113,8 @@ class Meshed:
             )
             each_K = _present(weights_K) / (len(weights_K) * self.mesh.shape[AXIS])
             sums = (*sums, jax.tree.map(partial(weighted_sum, shares_K=each_K), messages.control))
-            add = lambda x: (
-                jax.lax.psum if jnp.issubdtype(x.dtype, jnp.floating) else jax.lax.pmax
-            )(x, AXIS)
+            floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+            add = lambda x: jax.lax.psum(x, AXIS) if floats(x) else jax.lax.pmax(x, AXIS)
             return jax.tree.map(add, sums), weights_K, deltas if how == "gather" else None
 
         run = jax.shard_map(
@@ -125,7 +139,19 @@ def check_divides(K: int, mesh: Mesh) -> None:
 
 
 def worker_mesh(devices: int | None = None) -> Mesh:
-    """A mesh of the first `devices` devices (default: all) along the workers' axis."""
+    """A mesh of devices along the workers' axis, for `Meshed`.
+
+    Args:
+        devices: how many of JAX's devices; None: all.
+
+    Returns:
+        A `jax.sharding.Mesh` with the axis "workers".
+
+    Example:
+        >>> from laconic import worker_mesh
+        >>> dict(worker_mesh(1).shape)
+        {'workers': 1}
+    """
     here = len(jax.devices())
     count = here if devices is None else devices
     if not 1 <= count <= here:
@@ -145,15 +171,13 @@ def decode(compressor: Compressor, messages: Message, like: Any) -> tuple[Any, j
 
 
 def weighted_mean(tree: Any, weights_K: jax.Array) -> Any:
-    """Σ w_k x_k / Σ w_k over the first axis; 0 if nobody has weight. Counters and flags take the
-    largest."""
-    return jax.tree.map(
-        partial(weighted_sum, shares_K=weights_K / positive(jnp.sum(weights_K))), tree
-    )
+    """Σ w_k x_k / Σ w_k over the first axis, 0 if no weight is positive; see `weighted_sum`."""
+    shares_K = weights_K / positive(jnp.sum(weights_K))
+    return jax.tree.map(partial(weighted_sum, shares_K=shares_K), tree)
 
 
 def _present(weights_K: jax.Array) -> jax.Array:
-    """1 for everyone who is there, whatever their weight, and 0 for the others."""
+    """1 for every present worker, whatever its weight, and 0 for the others."""
     return (weights_K > 0).astype(jnp.float32)
 
 
@@ -163,23 +187,20 @@ def positive(total: jax.Array) -> jax.Array:
 
 
 def weighted_sum(x_K: jax.Array, shares_K: jax.Array) -> jax.Array:
-    """Σ_k s_k x_k; a share of 0 silences even a NaN. Counters and flags, which are not floats, take
-    the largest."""
+    """Σ_k s_k x_k, where a share of 0 drops even NaN; of integers and flags the largest."""
     if not jnp.issubdtype(x_K.dtype, jnp.floating):
         lowest = False if x_K.dtype == bool else jnp.iinfo(x_K.dtype).min
         here = jnp.broadcast_to((shares_K > 0).reshape(-1, *[1] * (x_K.ndim - 1)), x_K.shape)
         return jnp.max(x_K, axis=0, where=here, initial=lowest)
 
-    wide = (
-        jnp.float32 if x_K.dtype.itemsize < 4 else x_K.dtype
-    )  # in bfloat16 three thirds would be more than one
+    # In bfloat16 three thirds would be more than one.
+    wide = jnp.float32 if x_K.dtype.itemsize < 4 else x_K.dtype
     shares_K = shares_K.astype(wide)
 
     def part(k: int | jax.Array) -> jax.Array:
         return jnp.where(shares_K[k] > 0, x_K[k].astype(wide) * shares_K[k], 0)
 
-    # Written out, the sum is one pass over memory; as a reduction over the first axis it is 40
-    # times slower on CPUs.
+    # Written out, the sum is one pass over memory; a reduction is 40 times slower on CPUs.
     if x_K.shape[0] > UNROLLED:
         start = jnp.zeros_like(x_K[0], wide)
         total = jax.lax.fori_loop(0, x_K.shape[0], lambda k, total: total + part(k), start)

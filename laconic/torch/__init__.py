@@ -1,4 +1,4 @@
-"""PyTorch: a published learned optimizer as a `torch.optim.Optimizer`. JAX is never imported here."""
+"""PyTorch: a published learned optimizer as a `torch.optim.Optimizer`. It never imports JAX."""
 
 from laconic.torch.outer import LearnedOuter
 

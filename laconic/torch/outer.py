@@ -43,18 +43,32 @@ class _Due(NamedTuple):
 
 
 class LearnedOuter(torch.optim.Optimizer):
-    """A learned outer optimizer, by its name in the zoo or from a .safetensors file.
+    """A published learned outer optimizer for PyTorch.
 
-    lr:           multiplies the whole step, decay included; a scheduler may turn it
-    weight_decay: the share of each parameter that a round subtracts, decoupled
-    layout:       "torch" for weights as torch.nn keeps them, [out, in] and [out, in, …], or "as-is" for [in, out]; it
-                  decides between equally long axes and which are inputs, and every parameter group
-                  may have its own on_nonfinite: at NaN, infinity or numbers whose squares overflow,
-                  "raise" an error or "skip" the round, which then changes nothing
-    tile:         how many parameters to work on at a time (None: what suits the device)
+    Set each `.grad` to the mean over workers of Δ = W_before − W_after, the parameters being back
+    at W_before, and call `step()`. Accumulators are float32 whatever the parameters are; `card`
+    says what the optimizer was trained for.
 
-    Accumulators are float32 whatever the parameters are. `card` says what the optimizer was trained
-    for.
+    Args:
+        params: parameters or parameter groups, as for any torch optimizer.
+        optimizer: its name in the zoo, or a .safetensors file.
+        lr: multiplies the whole step, decay included; schedulers may change it.
+        weight_decay: the share of each parameter that a round subtracts (decoupled).
+        layout: "torch" for weights as torch.nn keeps them, [out, in] and [out, in, …], or "as-is"
+            for [in, out]. It decides which axes are inputs, and between equally long axes. Each
+            parameter group may have its own.
+        on_nonfinite: at NaN, infinity or numbers whose squares overflow, "raise" an error or "skip"
+            the round, which then changes nothing.
+        tile: how many parameters to work on at a time (None: what suits the device).
+
+    Example:
+        >>> import torch
+        >>> from laconic.torch import LearnedOuter
+        >>> model = torch.nn.Linear(3, 2)
+        >>> outer = LearnedOuter(model.parameters(), "lopt-a-general")
+        >>> for p in model.parameters():
+        ...     p.grad = 0.01 * torch.ones_like(p)  # the mean over workers of Δ
+        >>> outer.step()
     """
 
     def __init__(
@@ -80,8 +94,7 @@ class LearnedOuter(torch.optim.Optimizer):
         super().__init__(params, own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with options of their own if given; refuse what the step is not defined
-        for."""
+        """Add parameters with their options; refuse dtypes that the step is not defined for."""
         super().add_param_group(param_group)
         try:
             _check(self.param_groups[-1])
@@ -100,8 +113,13 @@ class LearnedOuter(torch.optim.Optimizer):
         """Take the outer step; parameters without a gradient are left alone, their rounds not
         counted.
 
-        `worker_deltas` is for LAgg-A: every worker's Δ for each parameter in order, [K, …]. Workers
-        of `weights` 0 are absent, and the mean stands in for them.
+        Args:
+            closure: computes the loss again, as for any torch optimizer.
+            worker_deltas: for LAgg-A, every worker's Δ for each parameter in order, [K, …].
+            weights: one number a worker; 0: it is absent, and LAgg-A sees the mean instead.
+
+        Returns:
+            What `closure` returns, or None.
         """
         loss = None
         if closure is not None:
@@ -110,28 +128,23 @@ class LearnedOuter(torch.optim.Optimizer):
         due = self._due(worker_deltas, weights)
         if self._sound(due):
             rates = self._phi.rates() if self._phi.architecture.accumulates else []
-            matrices = matrices_among(
-                p.shape for p in self._params()
-            )  # with those that have no gradient this time
+            matrices = matrices_among(p.shape for p in self._params())  # with or without gradients
             for one in due:
-                # Under somebody's autocast the MLP's matrices would be multiplied in half
-                # precision.
+                # Under autocast the MLP's matrices would be multiplied in half precision.
                 with torch.autocast(one.param.device.type, enabled=False):
                     self._step_one(one, rates, matrices)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over another's state to the last bit: float32 stays float32, whatever the parameters
-        are."""
+        """Load a state to the last bit: float32 stays float32 whatever the parameters are."""
         seen: dict[str, Any] = {}
 
         def look(_: Any, given: dict[str, Any]) -> None:
             seen.update(given)
             self._check_state(given)
 
-        hook = self.register_load_state_dict_pre_hook(
-            look
-        )  # the last of them, so it sees what is really loaded
+        # The last of the hooks: it sees what is really loaded.
+        hook = self.register_load_state_dict_pre_hook(look)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -139,18 +152,15 @@ class LearnedOuter(torch.optim.Optimizer):
         names = [i for group in seen["param_groups"] for i in group["params"]]
         for i, p in zip(names, self._params(), strict=True):
             for key, value in seen["state"].get(i, {}).items():
-                is_tensor = isinstance(
-                    value, torch.Tensor
-                )  # torch has cast it to the parameter's dtype by now
+                # By now torch has cast tensors to the parameter's dtype.
+                is_tensor = isinstance(value, torch.Tensor)
                 self.state[p][key] = value.detach().to(p.device, copy=True) if is_tensor else value
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("card", "_phi", "_on_nonfinite", "_digest")
         ours = {name: getattr(self, name) for name in names}
-        return {
-            **super().__getstate__(),
-            **ours,
-        }  # torch's own keeps only what its optimizers have, and copies use it
+        # torch's own keeps only what its optimizers have, and copies use it.
+        return {**super().__getstate__(), **ours}
 
     def _params(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -189,30 +199,23 @@ class LearnedOuter(torch.optim.Optimizer):
         return due
 
     def _sound(self, due: list[_Due]) -> bool:
-        """Whether all is finite, and small enough for squares; one look at the device for all
-        tensors."""
-        tensors = [
-            (one.name, x)
-            for one in due
-            for x in (one.mean, one.deltas)[: 1 + self._phi.architecture.gathers]
-        ]
+        """Whether all is finite and can be squared; reads from the device once for all tensors."""
+        tensors = [(one.name, one.mean) for one in due]
+        if self._phi.architecture.gathers:
+            tensors = [(one.name, x) for one in due for x in (one.mean, one.deltas)]
         if not tensors:
             return True
         home = tensors[0][1].device
-        finite = (
-            torch.stack([torch.linalg.vector_norm(x).to(home) for _, x in tensors])
-            .isfinite()
-            .tolist()
-        )
+        norms = [torch.linalg.vector_norm(x).to(home) for _, x in tensors]
+        finite = torch.stack(norms).isfinite().tolist()
         if all(finite) or self._on_nonfinite == "skip":
             return all(finite)
-        names = list(
-            dict.fromkeys(name for (name, _), good in zip(tensors, finite, strict=True) if not good)
-        )
+        wrong = [name for (name, _), good in zip(tensors, finite, strict=True) if not good]
+        names = list(dict.fromkeys(wrong))
         raise LaconicError(
             f"the gradient of {', '.join(names[:3])} holds NaN, infinity or numbers too large to "
-            "square: some worker "
-            'diverged. Leave it out of the mean, or pass on_nonfinite="skip" to let such rounds change nothing.'
+            "square: some worker diverged. Leave it out of the mean, or pass "
+            'on_nonfinite="skip" to let such rounds change nothing.'
         )
 
     def _step_one(self, one: _Due, rates: list[float], matrices: int) -> None:
@@ -228,27 +231,22 @@ class LearnedOuter(torch.optim.Optimizer):
         else:
             fields = Fields(one.deltas, value[None])
         change = self._phi.step(fields, p.shape, state["round"])
-        change.mul_(
-            self._phi.architecture.share(inputs_first(p.shape, one.group["layout"]), matrices)
-        )
+        shape = inputs_first(p.shape, one.group["layout"])
+        change.mul_(self._phi.architecture.share(shape, matrices))
         state["round"] += 1
         if one.group["weight_decay"]:
             change.add_(value, alpha=one.group["weight_decay"])
         p.sub_(change, alpha=lr)
 
     def _zeros(self, p: torch.Tensor, axes: Axes) -> dict[str, torch.Tensor]:
-        shapes = self._shapes(p, axes)
-        return {
-            key: torch.zeros(shape, dtype=torch.float32, device=p.device)
-            for key, shape in shapes.items()
-        }
+        zeros = lambda shape: torch.zeros(shape, dtype=torch.float32, device=p.device)
+        return {key: zeros(shape) for key, shape in self._shapes(p, axes).items()}
 
     def _shapes(self, p: torch.Tensor, axes: Axes) -> dict[str, tuple[int, ...]]:
         return shapes_of(p.shape, axes) if self._phi.architecture.accumulates else {}
 
     def _check_state(self, given: dict[str, Any]) -> None:
-        """Refuse accumulators of other shapes before anything is taken over; torch itself refuses
-        other groups."""
+        """Refuse accumulators of other shapes before loading; torch itself refuses other groups."""
         owners = {group.get("optimizer", self._digest) for group in given["param_groups"]}
         if owners - {self._digest}:
             raise LaconicError(
@@ -270,9 +268,8 @@ class LearnedOuter(torch.optim.Optimizer):
             if i in given["state"] and found != shapes:
                 raise LaconicError(
                     f"the state of parameter {i} has {found}, and a parameter of shape "
-                    f"{tuple(p.shape)} under "
-                    f"{self.card.name} needs {shapes}: it was saved by another optimizer or for "
-                    "another model."
+                    f"{tuple(p.shape)} under {self.card.name} needs {shapes}: it was saved by "
+                    "another optimizer or for another model."
                 )
 
 
