@@ -340,6 +340,7 @@ def parse_method(
     Returns:
         The method, whose label is the text itself unless label= gives another.
 
+    >>> from laconic import parse_method
     >>> parse_method("slowmo:gamma=0.3,compress=topk:0.01+ef,label=SlowMo", K=8).label
     'SlowMo'
     """

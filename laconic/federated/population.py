@@ -159,9 +159,15 @@ def in_words(config: dict[str, Any]) -> str:
 @partial(jax.tree_util.register_dataclass, data_fields=["rows", "sizes"], meta_fields=[])
 @dataclass(frozen=True)
 class Population:
-    """Row numbers of the train split for each client [N, n], and how many are its own [N].
+    """Which rows of the train split belong to which client; `population_of` makes one from lists.
 
-    `population_of` makes one from lists of rows.
+    Args:
+        rows: row numbers for each client [N, n], padded to one length.
+        sizes: how many of them are its own [N].
+
+    Example::
+
+        population_of([np.arange(0, 100), np.arange(100, 150)]).sizes
     """
 
     rows: jax.Array

@@ -21,11 +21,18 @@ from laconic.outer.learned import Theta
 
 @dataclass(frozen=True)
 class Horizon:
-    """Lengths drawn log-uniformly from [shortest, longest] rounds, so that early rounds are seen
-    most often.
+    """Lengths of inner runs, drawn log-uniformly, so that early rounds are seen most often.
 
-    With `ramp` > 0 the longest one grows with the outer steps, geometrically from the shortest to
-    its full value after `ramp` of them: first learn to begin well, then to go on.
+    Args:
+        shortest: the fewest rounds.
+        longest: the most rounds.
+        ramp: over so many outer steps the longest grows geometrically from the shortest to its
+            full value, to learn first the beginning and then the rest of a run (0: off).
+
+    Example:
+        >>> from laconic import Horizon
+        >>> Horizon(shortest=50, longest=500, ramp=1000).longest
+        500
     """
 
     shortest: int = 100

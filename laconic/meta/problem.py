@@ -51,14 +51,26 @@ class InnerProblem(NamedTuple):
 
 @dataclass(frozen=True)
 class Inner:
-    """One task of meta-training, in numbers: K workers, H local steps of B examples, and how they
-    talk.
+    """One task of meta-training, in numbers.
 
-    dropout:   the probability that a worker is missing from a round objective: "train" is the mean
-    of the K·H local losses of a round, before the server's step; "valid" is the loss on a batch of
-    the validation split after it, of B examples or, with a population, K·B federated: the
-    population that the K workers of a round are sampled from; its epochs decide H, and every run
-    has a partition of the data of its own
+    Args:
+        task: its name in `TASKS`, with options.
+        workers: K.
+        local_steps: H.
+        batch: B, the examples of a local step.
+        local: the workers' optimizer.
+        compress: how messages are compressed, as `parse_compressor` takes it.
+        dropout: the probability that a worker is missing from a round.
+        objective: "train" is the mean of the K·H local losses of a round, before the server's step;
+            "valid" is the loss after it on a batch of the validation split, of B examples or, with
+            a population, K·B.
+        federated: the population that the K workers of a round are sampled from; its epochs decide
+            H, and every run has its own partition of the data.
+
+    Example:
+        >>> from laconic import Inner
+        >>> Inner("digits-mlp", workers=4, local_steps=2, batch=16).objective
+        'train'
     """
 
     task: str = "fmnist-mlp2"

@@ -99,11 +99,27 @@ JUDGED_SEEDS = 1 << 30  # seeds from here on are the judge's; people's seeds are
 
 @dataclass(frozen=True)
 class Outer:
-    """How φ is trained; the recipes of meta-training hold the numbers that did best here, and the
-    paper's own.
+    """How φ is trained; the meta-training recipes hold the paper's numbers and better ones.
 
-    clip:    the norm each task's meta-gradient is clipped to (0: not at all)
-    average: decay of the exponential average of φ that is judged beside φ itself (0: none)
+    Args:
+        steps: outer steps.
+        estimator: "pes", "es" or "backprop".
+        pairs: antithetic pairs of perturbed runs, or runs for backprop.
+        truncation: rounds unrolled in an outer step.
+        sigma: the standard deviation of perturbations.
+        horizon: how long inner runs are.
+        reset_diverged: whether diverged runs, at the ceiling of the loss, start anew.
+        peak: AdamW's learning rate after the warm-up.
+        last: its learning rate at the end of the cosine.
+        warmup: outer steps of linear warm-up.
+        weight_decay: AdamW's.
+        clip: the norm that each task's meta-gradient is clipped to (0: off).
+        average: decay of the exponential average of φ that is judged beside φ itself (0: off).
+
+    Example:
+        >>> from laconic import Outer
+        >>> Outer(steps=1000, pairs=4, truncation=20).estimator
+        'pes'
     """
 
     steps: int = 5000
@@ -164,7 +180,23 @@ class Progress(NamedTuple):
 
 
 class MetaTrainer:
-    """Meta-trains one learned optimizer on some tasks (each with its own `Inner` setting)."""
+    """Meta-trains one learned optimizer on one or several tasks.
+
+    Args:
+        tasks: the tasks themselves.
+        learned: the architecture.
+        inners: each task's setting.
+        outer: how φ is trained.
+        mesh: devices to spread the pairs over; None: one device.
+
+    Example::
+
+        inner = Inner("digits-mlp", workers=2, local_steps=2, batch=8)
+        outer = Outer(steps=2, pairs=1, truncation=2, horizon=Horizon(2, 4))
+        learned = LearnedOptimizer("lopt-a")
+        trainer = MetaTrainer([make_task("digits-mlp")], learned, [inner], outer)
+        state = trainer.start(seed=0)
+    """
 
     def __init__(
         self,

@@ -67,7 +67,15 @@ Config = TypeVar("Config")
 
 
 class Interrupted(LaconicError):
-    """Asked to stop; everything done so far is in `folder`."""
+    """Asked to stop; everything done so far is in `folder`.
+
+    Example::
+
+        try:
+            laconic.compare(laconic.CompareConfig(rounds=20, seeds=1), stop=lambda: True)
+        except laconic.Interrupted as interrupted:
+            laconic.resume(interrupted.folder)
+    """
 
     def __init__(self, message: str, folder: Path):
         super().__init__(message)

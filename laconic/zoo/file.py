@@ -216,7 +216,16 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 
 def published() -> list[str]:
-    """The names of the optimizers that come with the package."""
+    """The names of the optimizers that come with the package.
+
+    Returns:
+        Names for `load`, sorted.
+
+    Example:
+        >>> from laconic import published
+        >>> "lopt-a-general" in published()
+        True
+    """
     return sorted(path.stem for path in WEIGHTS.glob(f"*{SUFFIX}"))
 
 

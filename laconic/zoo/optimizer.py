@@ -103,8 +103,22 @@ class Published:
 
 
 def load(name_or_path: str | os.PathLike[str]) -> Published:
-    """A published optimizer by its name, or from a file: anything with a separator or ending in
-    .safetensors."""
+    """A published optimizer.
+
+    Args:
+        name_or_path: a name of `published()`, or a file: anything with a path separator or ending
+            in .safetensors.
+
+    Returns:
+        The optimizer with its weights and card; `.outer()` is for a round, `.optax()` for a loop of
+        your own, `.recommended_local` is the local optimizer it was meta-trained with.
+
+    Example:
+        >>> import laconic
+        >>> learned = laconic.load("lopt-a-general")
+        >>> learned.learned.architecture
+        'lopt-a'
+    """
     opened = file.read(locate(name_or_path))
     theta = {name: jnp.asarray(x) for name, x in opened.theta.items()}
     return Published(LearnedOptimizer(**asdict(opened.architecture)), theta, opened.card)
