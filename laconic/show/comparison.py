@@ -28,7 +28,16 @@ from laconic.show.curves import (
     round_values,
     train_curve,
 )
-from laconic.show.table import MISSING, Table, count, duration, number, percent, with_error
+from laconic.show.table import (
+    MISSING,
+    Table,
+    count,
+    duration,
+    number,
+    percent,
+    plural,
+    with_error,
+)
 from laconic.show.timing import Link, Traffic, parse_link, round_seconds, seconds_to_loss
 from laconic.store import atomic
 
@@ -112,7 +121,8 @@ class Column(NamedTuple):
 
 def _columns(summary: Record, link_given: bool) -> list[Column]:
     """The columns that have something to say about these rows."""
-    rows, target = summary["rows"], summary["target_loss"]
+    rows = summary["rows"]
+    target = summary["target_loss"]
     found = [Column("method", lambda r: r["label"])]
     if target is not None:
         name = f"rounds to {number(target)}"
@@ -186,7 +196,8 @@ def _left_out(records: Sequence[Record]) -> str:
 def verdict(records: Sequence[Record]) -> str:
     """One sentence in plain words: which method won, by how much, or that none did."""
     config, summary = of_kind(records, "run")[0]["config"], of_kind(records, "summary")[-1]
-    rounds, target = config["rounds"], summary["target_loss"]
+    rounds = config["rounds"]
+    target = summary["target_loss"]
     rivals = [row for row in summary["rows"] if row["label"] not in bounds(records)]
     rivals = rivals or summary["rows"]
     reference = next((row for row in rivals if row["label"] == summary["reference"]), None)
@@ -199,7 +210,8 @@ def verdict(records: Sequence[Record]) -> str:
     arrived.sort(key=lambda row: row["rounds_to_target"])
     if not arrived:
         return f"No method reached {goal} in {count(rounds)} rounds. {_lowest_loss(rivals, rounds)}"
-    taken, name = arrived[0]["rounds_to_target"], arrived[0]["label"]
+    taken = arrived[0]["rounds_to_target"]
+    name = arrived[0]["label"]
     if reference is not None:
         theirs = reference["rounds_to_target"]
         if theirs is None:
@@ -319,11 +331,11 @@ def seconds_per_round(records: Sequence[Record]) -> list[float | None]:
     methods, text = of_kind(records, "method"), of_kind(records, "run")[0]["config"]["link"]
     if text is None:
         return [None] * len(methods)
-    link, found = parse_link(text), []
+    link = parse_link(text)
+    found: list[float | None] = []
     for m in methods:
-        step, traffic = m["step_seconds"], Traffic(**m["traffic"])
-        known = step is not None
-        found.append(round_seconds(link, traffic, m["local_steps"], step) if known else None)
+        costs = Traffic(**m["traffic"]), m["local_steps"], m["step_seconds"]
+        found.append(None if costs[-1] is None else round_seconds(link, *costs))
     return found
 
 
@@ -384,8 +396,9 @@ def sizes_of(config: Record) -> str:
 def setting_of(records: Sequence[Record]) -> str:
     """The task and the sizes of a comparison, on one line."""
     run = of_kind(records, "run")[0]
-    config, task, seeds = run["config"], run["task"], run["config"]["seeds"]
-    run_for = f"{count(config['rounds'])} rounds, {seeds} seed{'s' * (seeds != 1)}"
+    config = run["config"]
+    task = run["task"]
+    run_for = f"{count(config['rounds'])} rounds, {plural(config['seeds'], 'seed')}"
     return (
         f"{task['name']}, {count(task['parameters'])} parameters · {sizes_of(config)} · {run_for}"
     )
@@ -454,7 +467,8 @@ def report_page(records: Sequence[Record]) -> str:
         html.section("How each method was run", html.table(_costs(records))),
         html.section("Settings, data and machine", _provenance(records)),
     ]
-    name, by = run["task"]["name"], "laconic compare"
+    name = run["task"]["name"]
+    by = "laconic compare"
     return html.document(f"{name} – {by}", by, name, "\n".join(parts), setting_of(records))
 
 
@@ -464,7 +478,8 @@ def _times(records: Sequence[Record]) -> Table | None:
     if not any(per_round):
         return None
     target = of_kind(records, "summary")[-1]["target_loss"]
-    losses = sorted({*_ladder(methods), *([] if target is None else [target])}, reverse=True)
+    marks = [*_ladder(methods), *([] if target is None else [float(target)])]
+    losses = sorted(set(marks), reverse=True)
     names = [f"to {number(x)} (target)" if x == target else f"to {x:g}" for x in losses]
     seconds: list[list[float | None]] = []
     for method, cost in zip(methods, per_round, strict=True):

@@ -65,7 +65,8 @@ def blocks(records: Sequence[Record]) -> list[html.Block]:
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """The settings that matter, and what came out."""
-    config, end = records[0]["config"], of_kind(records, "summary")[-1]
+    config = records[0]["config"]
+    end = of_kind(records, "summary")[-1]
     _, norms = history(records)
     known = norms[np.isfinite(norms)]
     norm = number(float(np.median(known[-WINDOW:]))) if known.size else MISSING
@@ -93,11 +94,11 @@ def panels(records: Sequence[Record]) -> list[Panel]:
     losses, norms = history(records)
     mean = smooth(losses, WINDOW)
     spread = np.sqrt(np.maximum(smooth(losses**2, WINDOW) - mean**2, 0))
-    steps, rounds = "outer steps", "communication rounds"
+    steps = "outer steps"
     under_way = "Meta-loss of the runs under way", steps, f"meta-loss (trailing {WINDOW}-step mean)"
     norm = "Gradient norm", steps, f"gradient norm ({WINDOW}-step mean)"
     score = "Score on held-out seeds", steps, "mean loss ÷ ln of the classes"
-    whole = "Whole runs on held-out seeds", rounds, "train loss (10-round mean)"
+    whole = "Whole runs on held-out seeds", "communication rounds", "train loss (10-round mean)"
     found = [
         Panel("meta-loss", *under_way, _of_tasks(records, mean, spread)),
         Panel("norm", *norm, _of_tasks(records, smooth(norms, WINDOW)), ceiling=False),

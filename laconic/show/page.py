@@ -300,7 +300,8 @@ def picture(png: bytes, description: str, narrow: bytes | None = None) -> str:
     inches = _pixels(png) / SAVED_AT
     least = inches * (NARROW if inches <= MANY_INCHES else WIDE)
     described = escape(description)
-    kind, source = "scroll picture", ""
+    kind = "scroll picture"
+    source = ""
     if narrow is not None:
         _pixels(narrow)
         kind = "scroll picture twice"
@@ -319,16 +320,16 @@ def provenances(records: Sequence[Record]) -> list[Record]:
 
 def provenance_facts(found: Sequence[Record]) -> list[tuple[str, str]]:
     """Devices, commits, versions and start times, each once, in words."""
-    devices, commits, versions = [], [], []
+    facts: dict[str, list[str]] = {"device": [], "commit": [], "versions": [], "started": []}
     for made in found:
         device = made["device"]
         what = f"{device['count']} × {device['kind']} ({device['platform']})"
-        devices.append(f"{what}, {count(made['host_cpus'])} CPU cores")
+        facts["device"].append(f"{what}, {count(made['host_cpus'])} CPU cores")
         commit = made["commit"] or MISSING
-        commits.append(commit + (", with uncommitted changes" if made["dirty"] else ""))
-        versions.append(", ".join(f"{n} {v or MISSING}" for n, v in made["versions"].items()))
-    started = [made["started"] for made in found]
-    facts = {"device": devices, "commit": commits, "versions": versions, "started": started}
+        facts["commit"].append(commit + (", with uncommitted changes" if made["dirty"] else ""))
+        versions = [f"{name} {version or MISSING}" for name, version in made["versions"].items()]
+        facts["versions"].append(", ".join(versions))
+        facts["started"].append(made["started"])
     return [(name, "; ".join(dict.fromkeys(texts))) for name, texts in facts.items()]
 
 

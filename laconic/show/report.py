@@ -20,7 +20,7 @@ from typing import Any
 from laconic.errors import LaconicError
 from laconic.show import comparison, meta, metrics, page, sweep, training
 from laconic.show.curves import Record, of_kind
-from laconic.show.table import MISSING, Table, count, duration, markdown_text
+from laconic.show.table import MISSING, Table, count, duration, markdown_text, plural
 from laconic.store import atomic
 from laconic.store.archive import record_files
 from laconic.store.records import read
@@ -118,7 +118,8 @@ def collect(root: str | Path) -> Report:
     if not root.is_dir():
         why = "give the one that holds the records."
         raise LaconicError(f"there is no folder {root} to report on: {why}")
-    runs, skipped = [], []
+    runs: list[ReportedRun] = []
+    skipped: list[str] = []
     for path in _files(root):
         try:
             runs.append(_run(path, root))
@@ -310,13 +311,12 @@ def html_page(
         body.append(page.section("About these records", page.html(paragraphs)))
     terms = page.pairs(metrics.DEFINITIONS, "terms")
     body.append(page.section("How the numbers are defined", terms))
-    many = len(report.runs)
     name = report.root.name or report.root
-    found = f"{count(many)} run{'s' * (many > 1)} on record under {name}."
+    found = f"{plural(len(report.runs), 'run')} on record under {name}."
     opening = page.verdict(found, [f"Skipped: {line}" for line in report.skipped])
     whole = opening + "\n".join(body)
-    title, by = "laconic: all results", "laconic report"
-    return page.document(title, by, "All results", whole, meta=f"{GENERATOR}\n"), report
+    names = "laconic: all results", "laconic report", "All results"
+    return page.document(*names, whole, meta=f"{GENERATOR}\n"), report
 
 
 def _article(run: ReportedRun, blocks: Sequence[page.Block]) -> str:

@@ -30,7 +30,7 @@ from laconic.show.curves import (
     of_kind,
     plain_curve,
 )
-from laconic.show.table import Table, count, duration, number, percent
+from laconic.show.table import Table, count, duration, number, percent, plural
 from laconic.store import atomic
 
 if TYPE_CHECKING:
@@ -147,10 +147,10 @@ def ranking_table(records: Sequence[Record]) -> Table:
 def closing_sentence(records: Sequence[Record]) -> str:
     """How many points diverged, what they are ranked by, and how to run the best one."""
     order, ranking = _best_first(records)
-    seeds, bad = len(order[0]["seeds"]), ranking["diverged"]
-    tried = f"{count(len(order))} point{'s' * (len(order) > 1)}, {count(bad)} diverged"
+    bad = ranking["diverged"]
+    tried = f"{plural(len(order), 'point')}, {count(bad)} diverged"
     ranked_by = f"ranked by {meaning(ranking)}; {duration(ranking['seconds'])}"
-    text = f"{tried}; {seeds} seed{'s' * (seeds > 1)}; {ranked_by}."
+    text = f"{tried}; {plural(len(order[0]['seeds']), 'seed')}; {ranked_by}."
     if bad == len(order):
         return f"{text} Every point diverged: try lower rates."
     return f"{text} The best: `{ranking['best']}`."
@@ -183,8 +183,7 @@ def _title(records: Sequence[Record]) -> str:
 def blocks(records: Sequence[Record]) -> list[html.Block]:
     """What a page shows of a sweep."""
     config = of_kind(records, "run")[0]["config"]
-    seeds = config["seeds"]
-    run_for = f"{count(config['rounds'])} rounds, {seeds} seed{'s' * (seeds != 1)}"
+    run_for = f"{count(config['rounds'])} rounds, {plural(config['seeds'], 'seed')}"
     words = f"{config['method']} on {config['task']} · {setting_of(config)} · {run_for}"
     sentence = closing_sentence(records).replace("`", "")
     shown: list[html.Block] = [html.Text(words), ranking_table(records), html.Text(sentence)]
@@ -326,8 +325,8 @@ def _draw_cells(
         if point["index"] == best:
             frame = {"fill": False, "edgecolor": COLOURS[1], "linewidth": 2.5}
             ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **frame))
-    look = {"cmap": "viridis", "aspect": "auto", "origin": "lower", "interpolation": "nearest"}
-    ax.imshow(cells, norm=norm, **look)
+    look = {"cmap": "viridis", "norm": norm, "interpolation": "nearest"}
+    ax.imshow(cells, aspect="auto", origin="lower", **look)  # type: ignore[arg-type]
     ax.set_xticks(range(len(xs)), [f"{x:.3g}" for x in xs], rotation=45, ha="right", fontsize=7)
     ax.set_yticks(range(len(ys)), [f"{y:.3g}" for y in ys], fontsize=7)
     ax.set_xlabel(names[0])

@@ -1,6 +1,6 @@
 """Tables and numbers for people.
 
-- `number`, `with_error`, `signed`, `count`, `percent`, `duration`: a value as text.
+- `number`, `with_error`, `signed`, `count`, `plural`, `percent`, `duration`: a value as text.
 - `Table`: formatted cells under headers. `markdown()` gives its text, `terminal()` a rich table,
   `groups()` one table for each value of the first column; `show.page.table` makes it HTML.
 """
@@ -54,6 +54,11 @@ def signed(value: float | None) -> str:
 def count(value: int | None) -> str:
     """A whole number."""
     return MISSING if value is None else f"{value:,}"
+
+
+def plural(value: int, noun: str) -> str:
+    """So many of something: "1 seed", "10 seeds"."""
+    return f"{count(value)} {noun}{'s' * (value != 1)}"
 
 
 def percent(value: float | None) -> str:

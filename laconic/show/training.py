@@ -169,7 +169,8 @@ def write_loss_curve(records: Sequence[Record], path: Path) -> None:
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """The settings that matter, and what came out."""
-    config, task = records[0]["config"], records[0]["task"]
+    config = records[0]["config"]
+    task = records[0]["task"]
     end = of_kind(records, "summary")[-1]
     sizes = f"K = {config['workers']}, H = {config['local_steps']}, B = {config['batch']}"
     compress = "" if config["compress"] == "dense" else f", {config['compress']}"
