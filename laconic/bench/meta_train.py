@@ -42,10 +42,10 @@ class MetaTrainConfig:
     steps: int | None = None
     """Outer steps in a timing; 10, or 1 on a CPU."""
     precision: Literal["default", "highest", "bfloat16"] = "default"
-    """Of matrix products; default is TF32 on a large GPU, highest is full float32."""
+    """Precision of matrix products; default is TF32 on a large GPU, highest is full float32."""
 
     def filled(self) -> "MetaTrainConfig":
-        """With numbers that suit the platform where none was given."""
+        """The config with defaults of the platform filled in."""
         slow = jax.default_backend() == "cpu"
         suited = {"pairs": 2 if slow else 8, "truncation": 5 if slow else 50}
         suited |= {"repeats": 3 if slow else 5, "steps": 1 if slow else 10}

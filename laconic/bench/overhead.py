@@ -38,7 +38,7 @@ class OverheadConfig:
     task: str = "digits-mlp"
     """The task, as `laconic tasks` lists it; options after a colon."""
     local_steps: tuple[int, ...] = (8, 16, 32, 64)
-    """H, for which the overhead is told."""
+    """Values of H to report the overhead for."""
     batch: int = 128
     """Examples in a local step."""
     workers: int = 8
@@ -46,16 +46,15 @@ class OverheadConfig:
     rate: float = 0.1
     """SGD's learning rate in the local steps."""
     precision: str = Tuning().precision
-    """Of the learned step's products, where it runs by the passes (on GPUs); half is that of TF32's
-    factors."""
+    """Precision of the learned step's matrix products in GPU kernels; half has the digits of TF32."""
     steps: int = 50
     """Steps of each part in a restart."""
     last: int = 40
-    """How many of them, from the end, the median is of."""
+    """The median is over this many of them, the last ones."""
     restarts: int = 3
-    """How often all of it is done anew."""
+    """Restarts from the first state; their median counts."""
     inner: int | None = None
-    """Steps that one call takes on the device; 5, or 1 on a CPU."""
+    """Steps in one call on the device; 5, or 1 on a CPU."""
 
     @property
     def at_once(self) -> int:
@@ -114,7 +113,7 @@ def measure(
 
 
 def figures(config: OverheadConfig, took: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """What the parts come to for each H and method."""
+    """Seconds and overhead for each H and method, from those of the parts."""
     found = {}
     for H in config.local_steps:
         base = took["local step"] + took["local-sgd"] / H

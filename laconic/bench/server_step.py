@@ -99,7 +99,7 @@ class ServerStepConfig:
     """One server step: learned optimizers against optax's AdamW on the same tensors."""
 
     sizes: tuple[str, ...] = ("mlp", "matrix")
-    """Whose tensors: mlp (0.1 M), matrix (10 M), resnet50 (25.6 M), vit-b (86.6 M), gpt2-medium
+    """Models: mlp (0.1 M), matrix (10 M), resnet50 (25.6 M), vit-b (86.6 M), gpt2-medium
     (355 M)."""
     steppers: tuple[str, ...] = STEPPERS
     """Which of adamw, lopt-a, lagg-a."""
@@ -110,16 +110,15 @@ class ServerStepConfig:
     accumulators: str = "float32"
     """How momenta and second moments are kept: float32 or bfloat16."""
     tuning: Tuning = field(default_factory=Tuning)
-    """How the kernels of `passes` are cut, and their precision."""
+    """Block sizes and precision of the kernels of `passes`."""
     tune: bool = False
-    """First find the fastest cut for this GPU on 35 M parameters, knob by knob, and measure with
-    it."""
+    """First find the fastest tuning for this GPU on 35 M parameters, and measure with it."""
     precisions: tuple[str, ...] = ()
     """Measure `passes` at these precisions too, for example: --precisions fp16 tf32."""
     repeats: int = 5
     """Timings of each; the median counts."""
     inner: int | None = None
-    """Steps that one call takes on the device; 10, or 1 on a CPU."""
+    """Steps in one call on the device; 10, or 1 on a CPU."""
 
     @property
     def steps(self) -> int:

@@ -168,7 +168,7 @@ def _prefetched(source: Iterator[Any], depth: int) -> Generator[Any, None, None]
                 if not put(("item", value)):
                     return
             put(("end", None))
-        except BaseException as error:  # handed to the consumer, who raises it
+        except BaseException as error:  # raised again by the consumer
             put(("error", error))
 
     thread = threading.Thread(target=work, daemon=True)

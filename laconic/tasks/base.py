@@ -134,7 +134,7 @@ def plain_task(
 
 
 def _check_examples(arrays: Arrays, where: str) -> None:
-    """Refuse what has no rows to draw, or rows that would be paired with the wrong ones."""
+    """Refuse data without rows, and arrays of different lengths."""
     named = jax.tree_util.tree_flatten_with_path(arrays)[0]
     if not named:
         raise LaconicError(f"{where}: there are no arrays; give at least one, an example a row.")
@@ -150,8 +150,8 @@ def _check_examples(arrays: Arrays, where: str) -> None:
             raise LaconicError(f"{where}: {what} has shape {leaf.shape}, which holds no example.")
         lengths[what] = leaf.shape[0]
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{what} has {many}" for what, many in lengths.items())
-        raise LaconicError(f"{where}: arrays differ in their number of examples: {told} rows.")
+        found = ", ".join(f"{what} has {many}" for what, many in lengths.items())
+        raise LaconicError(f"{where}: arrays differ in their number of examples: {found} rows.")
 
 
 def count_parameters(params: Params) -> int:

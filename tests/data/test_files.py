@@ -2,14 +2,24 @@
 
 import gzip
 import hashlib
+import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from laconic.data.files import Remote, digest_of, find, gunzip, locate, search_path
+from laconic.data.files import (
+    Remote,
+    digest_of,
+    find,
+    gunzip,
+    locate,
+    read_header,
+    search_path,
+)
 
 BODY = b"some published bytes" * 1000
 
@@ -194,3 +204,23 @@ def test_concurrent_first_downloads(data_root, serve):
     assert paths == [[data_root / "set" / "a.bin"]] * 4
     assert remote.read(paths[0][0]) == BODY
     assert left_in(data_root) == ["set/a.bin"]
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_header_is_what_numpy_wrote(version, order):
+    array = np.array([[1, 2, 3], [4, 5, 6]], np.int16, order=order)
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version)
+    file.seek(0)
+    assert read_header(file) == ((2, 3), order == "F", np.int16)
+    assert file.read() == array.tobytes(order)
+
+
+def test_another_version_and_other_bytes_are_refused():
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.zeros(2), (3, 0))
+    with pytest.raises(ValueError, match="version"):
+        read_header(io.BytesIO(file.getvalue()))
+    with pytest.raises(ValueError, match="magic"):
+        read_header(io.BytesIO(b"PK\x03\x04 an archive"))
