@@ -1,2 +1,1 @@
-"""What a run achieved: losses and rounds, the bits they cost, and the time they would take over a
-real link."""
+"""What people look at, made from records: metrics, times on a link, tables, figures, reports."""

@@ -1,9 +1,7 @@
-"""How long a run would take over a real link: bits per worker and round, times a bandwidth, plus
-the local steps.
+"""How long a run would take over a real link: bits of a round ÷ bandwidth, plus the local steps.
 
-The model is deliberately small, so that a reader can redo it by hand (`round_seconds`). Each worker
-owns one link and uses half of it at a time: it sends, then receives, and computes in neither; the
-server's own time is left out.
+The model is small enough to redo by hand (`round_seconds`): each worker owns one link, sends, then
+receives, and computes in neither; the server's own time is left out.
 """
 
 import re
@@ -25,8 +23,7 @@ QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]+)")
 
 @dataclass(frozen=True)
 class Link:
-    """One worker's connection: bandwidth of each direction in bits a second, and one-way latency in
-    seconds."""
+    """One worker's connection: bits a second in each direction, and one-way latency in seconds."""
 
     bits_per_second: float
     latency_seconds: float = 0.0
@@ -85,18 +82,14 @@ def ring_all_reduce_traffic(model_bits: int, K: int) -> Traffic:
 
 
 def round_seconds(link: Link, traffic: Traffic, local_steps: int, step_seconds: float) -> float:
-    """Seconds of one round: H·step + 2·latency + sent/bandwidth + received/bandwidth; H·step if
-    nothing is sent.
+    """Seconds of one round: H·step + 2·latency + sent/bandwidth + received/bandwidth.
 
-    Each worker owns a half-used link: up and then down, never both at once. The server's time is
-    left out, and so are the further 2(K−1)−2 latencies that a ring of K workers pays, which favours
-    the ring.
+    H·step alone if nothing is sent. The further 2(K−1)−2 latencies that a ring of K workers pays
+    are left out, which favours the ring.
     """
     _require_not_negative(local_steps=local_steps, step_seconds=step_seconds)
-    up, down = (
-        traffic.sent_bits / link.bits_per_second,
-        traffic.received_bits / link.bits_per_second,
-    )
+    up = traffic.sent_bits / link.bits_per_second
+    down = traffic.received_bits / link.bits_per_second
     latency = 2 * link.latency_seconds if traffic.bits else 0.0
     return local_steps * step_seconds + latency + up + down
 
@@ -105,14 +98,12 @@ def seconds_to_loss(
     rounds: int | None, link: Link, traffic: Traffic, local_steps: int, step_seconds: float
 ) -> float | None:
     """Seconds of `rounds` such rounds; None when the loss is never reached (`rounds` is None)."""
-    return (
-        None if rounds is None else rounds * round_seconds(link, traffic, local_steps, step_seconds)
-    )
+    seconds = round_seconds(link, traffic, local_steps, step_seconds)
+    return None if rounds is None else rounds * seconds
 
 
 def measure_step(step: Callable[[], Any], repeats: int = 5) -> float:
-    """Median seconds of a call of `step`, up to its arrays being ready; one call before it warms up
-    (compiles)."""
+    """Median seconds of a call of `step` until its arrays are ready, after one call to compile."""
     require_positive(repeats=repeats)
     jax.block_until_ready(step())
     seconds = []
@@ -126,10 +117,8 @@ def measure_step(step: Callable[[], Any], repeats: int = 5) -> float:
 def _quantity(text: str, units: dict[str, int], what: str, example: str) -> tuple[float, str]:
     match = QUANTITY.fullmatch(text.strip())
     if match is None or match[2] not in units or float(match[1]) > LARGEST:
-        raise LaconicError(
-            f"{text!r} is not a {what}: write a number and one of {', '.join(units)}, for example "
-            f"{example!r}."
-        )
+        write = f"write a number and one of {', '.join(units)}, for example {example!r}."
+        raise LaconicError(f"{text!r} is not a {what}: {write}")
     return float(match[1]), match[2]
 
 
