@@ -405,7 +405,8 @@ def read_header(folder: Path, kind: str | None = None, file: str = RECORDS) -> R
     what = WORDS.get(kind or "run", kind or "run")
     if not found:
         raise LaconicError(
-            f"{folder} holds no {file}, so there is nothing to resume; give the folder of {an(what)}."
+            f"{folder} holds no {file}, so there is nothing to resume; give the folder of "
+            f"{an(what)}."
         )
     first = records.read(path, gaps=True)[:1]
     if not first:
@@ -497,7 +498,7 @@ def _read_value(hint: Any, value: Any, source: str) -> Any:
         if not isinstance(value, list):
             raise TypeError(value)
         return tuple(_read_value(inside[0], item, source) for item in value)
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         if not isinstance(value, dict):
             raise TypeError(value)
         return read_config(hint, value, source)
