@@ -221,4 +221,4 @@ def test_tuned_values_are_found_for_it(command, tmp_path, monkeypatch):
     assert np.isfinite(second["loss"])
     assert second["paper"] == {}
     assert second["difference"] is None
-    assert f"{title}: {NAME}" in (tmp_path / "tuned" / "table.md").read_text()
+    assert f"| {title} | {NAME} |" in (tmp_path / "tuned" / "table.md").read_text()
