@@ -124,7 +124,7 @@ def main() -> int:
     if sys.argv[1:2] == ["--paced"]:
         run_paced(sys.argv[2:])
         return 0
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="kill one worker and see it come back")
     parser.add_argument("--workers", type=int, default=4, help="how many processes train")
     parser.add_argument("--at", type=int, default=15, help="kill one once it has saved this round")
     parser.add_argument("--pace", type=float, default=0.4, help="least seconds a round takes")

@@ -144,8 +144,8 @@ class LiveBars(Observer):
         """A new bar; one that begins again replaces the old."""
         if label in self.ids:
             self.bars.remove_task(self.ids[label])
-        fields = {"loss": "compiling …", "rate": ""}
-        self.ids[label] = self.bars.add_task(label, total=total, completed=done, **fields)
+        add, loss = self.bars.add_task, "compiling …"
+        self.ids[label] = add(label, total=total, completed=done, loss=loss, rate="")
         self.start[label] = done
 
     def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:

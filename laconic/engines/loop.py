@@ -75,27 +75,19 @@ def row_of(report: Report) -> dict[str, Any]:
     return row
 
 
-class Verdicts(NamedTuple):
-    """The losses and norms of the messages that counted, and why the others did not."""
-
-    losses: dict[int, float]
-    norms: dict[int, float]
-    excluded: dict[int, str]
-
-    @property
-    def loss(self) -> float:
-        """The mean; NaN if no message counted."""
-        return float(np.mean(list(self.losses.values()))) if self.losses else float("nan")
-
-
-def _verdicts(judged: Judged, measured: list[Measured], admitted: list[guard.Admitted]) -> Verdicts:
+def _verdicts(
+    judged: Judged, measured: list[Measured], admitted: list[guard.Admitted]
+) -> dict[str, Any]:
+    """The fields of a report about its messages; without any that counted, the loss is NaN."""
     codes = np.asarray(judged.codes_K).tolist()
     good = {k: a.header for k, a in enumerate(admitted) if codes[k] == guard.CODE["ok"]}
-    return Verdicts(
-        losses={k: header.loss for k, header in good.items() if header is not None},
-        norms={k: float(measured[k].norm) for k in good},
-        excluded={k: guard.REASONS[c] for k, c in enumerate(codes) if c not in guard.SILENT},
-    )
+    losses = {k: header.loss for k, header in good.items() if header is not None}
+    return {
+        "loss": float(np.mean(list(losses.values()))) if losses else float("nan"),
+        "losses": losses,
+        "norms": {k: float(measured[k].norm) for k in good},
+        "excluded": {k: guard.REASONS[c] for k, c in enumerate(codes) if c not in guard.SILENT},
+    }
 
 
 def checkpoint_path(folder: Path, engine: Engine) -> Path:
@@ -207,8 +199,7 @@ class Loop:
         report = Report(
             round=quorum.round + 1,
             quorum=quorum,
-            loss=verdicts.loss,
-            **verdicts._asdict(),
+            **verdicts,
             sent=self.engine.counts.sent - sent,
             received=self.engine.counts.received - received,
             message_bits=self.programs.message_bits,
@@ -235,7 +226,7 @@ class Loop:
         frames: dict[int, Frame],
         own: dict[int, Signed],
         seconds: Seconds,
-    ) -> tuple[Replica, Digest, Verdicts]:
+    ) -> tuple[Replica, Digest, dict[str, Any]]:
         now, programs, slots = int(replica.round), self.programs, range(self.engine.slots)
         with seconds.spent("check"):
             arrays = {worker: np.frombuffer(frame, np.uint8) for worker, frame in frames.items()}
