@@ -5,6 +5,7 @@ import ast
 import importlib
 import itertools
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -206,6 +207,24 @@ def test_the_snippet_of_an_estimator_is_the_mean_of_two(at_home, monkeypatch):
         np.testing.assert_allclose(found[name], (halves[0][name] + halves[1][name]) / 2, rtol=1e-6)
     assert metrics.loss.shape == metrics.reset.shape == (4,)
     assert len(EXTENDING) == 5
+
+
+EDITS = [
+    text for kind, text in FENCE.findall((ROOT / "docs" / "edits.md").read_text()) if kind == "diff"
+]
+
+
+@pytest.mark.parametrize("diff", EDITS, ids=range(1, 6))
+def test_an_edit_of_the_docs_still_applies(diff):
+    """With one line of context: neighbours may change."""
+    done = subprocess.run(
+        ["git", "apply", "--check", "-C1", "-"],
+        input=diff,
+        text=True,
+        cwd=ROOT,
+        capture_output=True,
+    )
+    assert not done.returncode, done.stderr
 
 
 @pytest.mark.parametrize(
