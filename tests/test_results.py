@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from laconic.reproduce import named_experiment
-from laconic.reproduce.outcome import rows_of, write_outcome
-from laconic.reproduce.run import read_runs
+from laconic.reproduce.outcome import read_outcome, rows_of, write_outcome
 from laconic.runs.publish import results_of
 from laconic.show.comparison import summarise, summary_table
 from laconic.show.sweep import ranking_text
@@ -199,13 +198,11 @@ def test_the_docs_say_how_the_cnn_does_at_the_papers_values():
 
 @pytest.mark.parametrize("run", EXPERIMENTS, ids=lambda run: run.name)
 def test_the_docs_show_the_experiments_tables_and_those_show_the_records(run, tmp_path):
-    found = named_experiment(run.name.removesuffix("-full"))
     record = read(run / "records.jsonl")[-1]
-    found = found.narrowed(set(found.names()) - set(record.get("left", [])))
-    runs = read_runs(found, run)
-    assert record["rows"] == plain(rows_of(found, runs))
+    outcome = read_outcome(run, record)
+    assert record["rows"] == plain(rows_of(outcome.experiment, outcome.runs))
     tables = tables_of(run / "table.md")
-    write_outcome(tmp_path, found, record, runs)
+    write_outcome(tmp_path, outcome)
     assert tables_of(tmp_path / "table.md") == tables
     for table in tables:
         assert table in DOCS

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from laconic.cli.console import err, say, timing_bar
-from laconic.reproduce.run import experiment_blocks
+from laconic.reproduce.outcome import experiment_blocks
 from laconic.show.report import report_folder
 
 DESCRIPTION = """\

@@ -23,12 +23,13 @@ from laconic.cli.console import (
 )
 from laconic.cli.meta_train import MetaDisplay
 from laconic.errors import LaconicError
-from laconic.reproduce import EXPERIMENTS, named_experiment
-from laconic.reproduce.outcome import left_line, scale_line, tables
+from laconic.reproduce import EXPERIMENTS
+from laconic.reproduce.outcome import left_line, scale_line
 from laconic.reproduce.part import Watching
 from laconic.reproduce.run import reproduce, resume_experiment
 from laconic.reproduce.scale import compile_quickly
 from laconic.runs.folder import Interrupted, Observer, read_header
+from laconic.show.table import Table
 
 _RESUME = "Take up an experiment where it stopped; its name and scale come from the folder."
 
@@ -140,10 +141,8 @@ def _list() -> int:
 
 
 def _print_outcome(folder: Path, record: dict[str, Any]) -> None:
-    found = named_experiment(record["name"]).at_scale(record["scale"])
-    found = found.narrowed(set(found.names()) - set(record.get("left", [])))
-    for shown in tables(found, record["rows"]):
-        out.print(shown.terminal())
+    for shown in record["tables"]:
+        out.print(Table(**shown).terminal())
     for line in (*scale_line(record), *left_line(record)):
         say(line)
     for name in ("table.md", "table.html", "figure.png", "records.jsonl"):

@@ -13,7 +13,7 @@ from laconic.federated.population import RUNS, Federated, draw_rows, labels_of
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.panel import Panel, Use
 from laconic.reproduce.paper import by_recipe
-from laconic.reproduce.part import Part, Record, Runner, Runs, plural
+from laconic.reproduce.part import Outcome, Part, Record, Runner, Runs, plural
 from laconic.runs.compare import CompareConfig
 from laconic.show.figures import axes_grid, finish_axes, plot_style
 from laconic.show.table import Table, number
@@ -107,19 +107,12 @@ class MixPanel(Part):
         return [Table(experiment.title, HEADERS, lines)]
 
     @classmethod
-    def draw(
-        cls,
-        experiment: Experiment,
-        runs: Mapping[str, Runs],
-        rows: Sequence[Record],
-        note: str,
-        columns: int,
-    ) -> "Figure":
+    def draw(cls, outcome: Outcome, note: str, columns: int) -> "Figure":
         """A bar for each client, divided into its classes."""
         from matplotlib import colormaps
 
-        mixes = [row for row in rows if row["metric"] == METRIC]
-        look = {"title": experiment.title, "note": note, "extra": 0.4}
+        mixes = outcome.rows(METRIC)
+        look = {"title": outcome.experiment.title, "note": note, "extra": 0.4}
         with plot_style():
             figure, axes = axes_grid(len(mixes), min(columns, 2), cell=(5.2, 4.4), **look)
             for ax, row in zip(axes, mixes, strict=True):
@@ -215,13 +208,7 @@ EVERY = {
 }  # rounds; the CNN on the test set takes as long as a round
 RECIPE = {"fmnist-mlp2": "fedlopt-fmnist", "cifar10-cnn": "fedlopt-cifar10-cnn"}
 SETTING = CompareConfig(
-    workers=10,
-    batch=20,
-    rounds=1000,
-    seeds=3,
-    first_seed=100,
-    evaluate_every=1,
-    on_nan="continue",
+    workers=10, batch=20, rounds=1000, seeds=3, first_seed=100, evaluate_every=1, on_nan="continue"
 )
 
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from laconic.reproduce import EXPERIMENTS, named_experiment
 from laconic.reproduce.experiment import Experiment
-from laconic.reproduce.part import Record, Runs
+from laconic.reproduce.part import Outcome, Record, Runs
 from laconic.reproduce.scale import SMOKE_LINE
+from laconic.show.curves import of_kind
 from laconic.show.figures import png_bytes, svg_bytes
 from laconic.show.page import (
     Block,
@@ -40,25 +42,27 @@ def tables(experiment: Experiment, rows: Sequence[Record]) -> list[Table]:
     return found + listed
 
 
-def notes(experiment: Experiment, record: Record, runs: Mapping[str, Runs]) -> list[str]:
-    """What the paper says, what is left out, what diverged, and where the numbers come from."""
-    kinds = experiment.kinds()
-    smoke = record["scale"] == "smoke"
-    found = [f"At this scale {kind.SMALL}." for kind in kinds if smoke]
+def notes(outcome: Outcome) -> list[str]:
+    """What the paper says, what is left out, what diverged, and which data."""
+    experiment, _, record = outcome
+    small = [f"At this scale {kind.SMALL}." for kind in experiment.kinds()]
+    found = small if record["scale"] == "smoke" else []
     found += [*(f"The paper: {text}" for text in experiment.says), *experiment.leaves_out]
     found += left_line(record)
-    found += [text for kind in kinds for text in kind.notes(experiment, record, runs)]
-    records = [found for part in runs.values() for found in part.values()]
-    made = [origin for run in records for origin in provenances(run)]
-    return found + list(dict.fromkeys(map(_origin, made or [record["provenance"]])))
+    return found + [text for kind in experiment.kinds() for text in kind.notes(outcome)]
 
 
-def _origin(provenance: Record) -> str:
-    """Where and when something was measured."""
-    commit = provenance["commit"] or "unknown"
-    changed = " with uncommitted changes" if provenance.get("dirty") else ""
-    device = provenance["device"]["kind"]
-    return f"Commit {commit}{changed}, {device}, {provenance['started'][:10]}."
+def origins(outcome: Outcome) -> list[str]:
+    """Where and when the numbers were measured."""
+    runs = [records for part in outcome.runs.values() for records in part.values()]
+    made = [origin for records in runs for origin in provenances(records)]
+    found = []
+    for origin in made or [outcome.record["provenance"]]:
+        commit = origin["commit"] or "unknown"
+        changed = " with uncommitted changes" if origin.get("dirty") else ""
+        device = origin["device"]["kind"]
+        found.append(f"Commit {commit}{changed}, {device}, {origin['started'][:10]}.")
+    return list(dict.fromkeys(found))
 
 
 def scale_line(record: Record) -> list[str]:
@@ -74,71 +78,81 @@ def left_line(record: Record) -> list[str]:
 # --- documents ------------------------------------------------------------------------------------
 
 
-def write_outcome(
-    folder: Path, experiment: Experiment, record: Record, runs: Mapping[str, Runs]
-) -> list[Path]:
+def write_outcome(folder: Path, outcome: Outcome) -> list[Path]:
     """Write the figure and the tables of an "experiment" record → their paths."""
-    told = notes(experiment, record, runs)
-    note = "".join(scale_line(record))
-    figure = experiment_figure(experiment, runs, record["rows"], note)
-    narrow = experiment_figure(experiment, runs, record["rows"], note, columns=1)
-    png = png_bytes(figure)
+    figure = experiment_figure(outcome)
     contents = {
-        "figure.png": png,
+        "figure.png": png_bytes(figure),
         "figure.svg": svg_bytes(figure),
-        "figure-narrow.png": png_bytes(narrow),
-        "table.md": markdown(experiment, record, told).encode(),
-        "table.html": page(experiment, record, told, png).encode(),
+        "figure-narrow.png": png_bytes(experiment_figure(outcome, columns=1)),
+        "table.md": markdown(outcome).encode(),
     }
+    contents["table.html"] = page(outcome, contents["figure.png"]).encode()
     for name, data in contents.items():
         atomic.write_bytes(folder / name, data)
     return [folder / name for name in contents]
 
 
-def experiment_figure(
-    experiment: Experiment,
-    runs: Mapping[str, Runs],
-    rows: Sequence[Record],
-    note: str = "",
-    columns: int = COLUMNS,
-) -> "Figure":
+def experiment_figure(outcome: Outcome, columns: int = COLUMNS) -> "Figure":
     """The figure of its first kind of part, in 3 columns or, for a phone, in 1."""
-    return experiment.kinds()[0].draw(experiment, runs, rows, note, columns)
-
-
-def blocks(experiment: Experiment, record: Record, runs: Mapping[str, Runs]) -> list[Block]:
-    """What a report of all records shows of an experiment: tables, notes and figure."""
-    rows = record["rows"]
-    draw = lambda columns: png_bytes(experiment_figure(experiment, runs, rows, columns=columns))
-    found: list[Block] = [Text(experiment.title, "lead"), Text(_sentence(experiment))]
-    for i, table in enumerate(tables(experiment, rows)):
-        found += [Text(table.title, "lead"), table] if i else [table]
-    figure = Picture(lambda: draw(COLUMNS), f"{experiment.title}: its figure", lambda: draw(1))
-    return [*found, Notes(notes(experiment, record, runs)), figure]
+    note = "".join(scale_line(outcome.record))
+    return outcome.experiment.kinds()[0].draw(outcome, note, columns)
 
 
 def _sentence(experiment: Experiment) -> str:
     return f"{experiment.what[0].upper()}{experiment.what[1:]}."
 
 
-def markdown(experiment: Experiment, record: Record, told: Sequence[str]) -> str:
+def markdown(outcome: Outcome) -> str:
     """The experiment as Markdown, with its notes."""
+    experiment, _, record = outcome
     parts = [f"# {experiment.title}", _sentence(experiment)]
     parts += [f"**{line}**" for line in scale_line(record)]
     for i, table in enumerate(tables(experiment, record["rows"])):
         parts += [f"## {table.title}"] if i else []
         parts.append(table.markdown(aligned=False).strip())
-    parts.append("\n".join(f"- {note}" for note in told))
+    parts.append("\n".join(f"- {note}" for note in (*notes(outcome), *origins(outcome))))
     parts.append(f"![{experiment.title}](figure.png)")
     return "\n\n".join(parts) + "\n"
 
 
-def page(experiment: Experiment, record: Record, told: Sequence[str], png: bytes) -> str:
+def page(outcome: Outcome, png: bytes) -> str:
     """The experiment as one HTML file that needs nothing else."""
-    opening = Verdict(_sentence(experiment), [*scale_line(record), *told])
-    body = [html([opening])]
-    body += [section(x.title, html([x])) for x in tables(experiment, record["rows"])]
+    experiment, _, record = outcome
+    told = [*scale_line(record), *notes(outcome), *origins(outcome)]
+    body = [html([Verdict(_sentence(experiment), told)])]
+    body += [section(x.title, html([x], level=3)) for x in tables(experiment, record["rows"])]
     body.append(section("Figure", html([Picture(png, experiment.title)])))
     by = f"laconic reproduce {experiment.name} --scale {record['scale']}"
     title = f"{experiment.title} – laconic reproduce"
     return document(title, by, experiment.title, "\n".join(body))
+
+
+# --- in a report ----------------------------------------------------------------------------------
+
+
+def experiment_blocks(records: Sequence[Record], folder: Path) -> list[Block]:
+    """What `laconic report` shows of an experiment's folder: its last outcome.
+
+    An experiment of the registry is shown from the records of its parts, any other by the tables
+    and notes of its own record.
+    """
+    record = of_kind(records, "experiment")[-1]
+    if record["name"] not in EXPERIMENTS:
+        kept = [Table(**table) for table in record["tables"]]
+        return [Text(record["title"], "lead"), *kept, Notes(record["notes"])]
+    outcome = read_outcome(folder, record)
+    experiment = outcome.experiment
+    found: list[Block] = [Text(experiment.title, "lead"), Text(_sentence(experiment))]
+    for i, table in enumerate(tables(experiment, record["rows"])):
+        found += [Text(table.title, "lead"), table] if i else [table]
+    draw = lambda columns: png_bytes(experiment_figure(outcome, columns))
+    figure = Picture(lambda: draw(COLUMNS), f"{experiment.title}: its figure", lambda: draw(1))
+    return [*found, Notes([*notes(outcome), *origins(outcome)]), figure]
+
+
+def read_outcome(folder: Path, record: Record) -> Outcome:
+    """The outcome of an "experiment" record in a folder, with the records of its parts."""
+    whole = named_experiment(record["name"]).at_scale(record["scale"])
+    done = whole.narrowed(set(whole.names()) - set(record.get("left", [])))
+    return Outcome(done, {part.name: part.read(folder) for part in done.parts}, record)

@@ -13,7 +13,7 @@ from laconic.errors import LaconicError
 from laconic.methods import parse_method
 from laconic.reproduce import scale
 from laconic.reproduce.panel_show import VIEWS, averages, panel_rows, panels_figure, panels_table
-from laconic.reproduce.part import Job, Part, Record, Runner, Runs, bare, begun, plural
+from laconic.reproduce.part import Job, Outcome, Part, Record, Runner, Runs, bare, begun, plural
 from laconic.reproduce.sweep_panel import SWEEP, find_sweep, point_text
 from laconic.runs.compare import CompareConfig, check, compare
 from laconic.runs.folder import CHECKPOINT, command_line, is_another
@@ -296,37 +296,29 @@ class Panel(Part):
         return found
 
     @classmethod
-    def draw(
-        cls,
-        experiment: "Experiment",
-        runs: Mapping[str, Runs],
-        rows: Sequence[Record],
-        note: str,
-        columns: int,
-    ) -> "Figure":
+    def draw(cls, outcome: Outcome, note: str, columns: int) -> "Figure":
         """Curves of each panel, curves across panels, bars beside the paper's numbers."""
-        panels = experiment.of(cls)
-        compared = {panel.name: runs[panel.name][panel.path] for panel in panels}
-        return panels_figure(experiment, panels, compared, rows, note, columns)
+        panels = outcome.experiment.of(cls)
+        compared = {panel.name: outcome.runs[panel.name][panel.path] for panel in panels}
+        return panels_figure(outcome, panels, compared, note, columns)
 
     @classmethod
-    def notes(cls, experiment: "Experiment", record: Record, runs: Mapping[str, Runs]) -> list[str]:
+    def notes(cls, outcome: Outcome) -> list[str]:
         """Over which grids baselines were tuned, what diverged, which data and optimizers."""
         found = [
             f"{row['label']} is tuned over {' '.join(row['grid'])}: {row['points']} points, "
             f"{row['rounds']} rounds, {plural(row['seeds'], 'seed')}; best values are in the order "
             f"{' / '.join(row['ours'])}."
-            for row in record["rows"]
-            if row["metric"] == TUNED
+            for row in outcome.rows(TUNED)
         ]
-        compared = [(panel.title, runs[panel.name][panel.path]) for panel in experiment.of(cls)]
+        panels = outcome.experiment.of(cls)
+        compared = [(panel.title, outcome.runs[panel.name][panel.path]) for panel in panels]
         found += [text for title, records in compared for text in diverged(title, records)]
         sources = [of_kind(records, "run")[0]["task"]["source"] for _, records in compared]
         found += [f"Data: {source}." for source in sources]
-        published = {
-            name: file for name, file in record["optimizers"].items() if Path(file).suffix == ""
-        }
-        found += [f"{name} is the published {published[name]}." for name in sorted(published)]
+        files = outcome.record["optimizers"]
+        published = sorted(name for name in files if not Path(files[name]).suffix)
+        found += [f"{name} is the published {files[name]}." for name in published]
         return list(dict.fromkeys(found))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from laconic.reproduce.part import Record
+from laconic.reproduce.part import Outcome, Record
 from laconic.show import metrics
 from laconic.show.curves import (
     COLOURS,
@@ -30,7 +30,7 @@ from laconic.show.table import Table, count, number, percent, signed, with_error
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from laconic.reproduce.experiment import Across, Experiment
+    from laconic.reproduce.experiment import Across
     from laconic.reproduce.panel import Panel
 
 AVERAGE = "average"  # the panel of rows that are means over panels
@@ -224,21 +224,22 @@ BOUND = "small-batch-sgd"  # the method whose last loss is drawn on as a level
 
 
 def panels_figure(
-    experiment: "Experiment",
+    outcome: Outcome,
     panels: "Sequence[Panel]",
     records: Mapping[str, Sequence[Record]],
-    rows: Sequence[Record],
     note: str,
     columns: int,
 ) -> "Figure":
     """Curves of each panel, curves across panels, and bars; pairs of axes stand side by side."""
-    shown: list[Axes | Bars] = [*all_axes(panels, experiment.across, records)]
+    across = outcome.experiment.across
     styles = styles_of(records)
-    shown += [bars_of(x.title, panels, rows, styles) for x in experiment.across if x.view == BARS]
+    rows = outcome.rows(panels[0].paper_metric)
+    shown: list[Axes | Bars] = [*all_axes(panels, across, records)]
+    shown += [bars_of(x.title, panels, rows, styles) for x in across if x.view == BARS]
     if {len(panel.shown) for panel in panels} == {2}:
         columns = min(columns, 2)
     legend = [(style, label) for label, style in styles.items()]
-    return grid_figure(shown, legend, experiment.title, note, columns)
+    return grid_figure(shown, legend, outcome.experiment.title, note, columns)
 
 
 def styles_of(records: Mapping[str, Sequence[Record]]) -> dict[str, Style]:

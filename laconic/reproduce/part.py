@@ -110,18 +110,11 @@ class Part(ABC):
 
     @classmethod
     @abstractmethod
-    def draw(
-        cls,
-        experiment: "Experiment",
-        runs: Mapping[str, Runs],
-        rows: Sequence[Record],
-        note: str,
-        columns: int,
-    ) -> "Figure":
+    def draw(cls, outcome: "Outcome", note: str, columns: int) -> "Figure":
         """The figure, in at most so many columns, `note` below its title."""
 
     @classmethod
-    def notes(cls, experiment: "Experiment", record: Record, runs: Mapping[str, Runs]) -> list[str]:
+    def notes(cls, outcome: "Outcome") -> list[str]:
         """What a reader must know beside the numbers."""
         return []
 
@@ -131,6 +124,18 @@ class Part(ABC):
     ) -> "Sequence[Part]":
         """Sweeps of methods of one's own, by their grids, where values are tuned."""
         return []
+
+
+class Outcome(NamedTuple):
+    """What an experiment came to: the records of its parts' runs, by name, and its own record."""
+
+    experiment: "Experiment"
+    runs: Mapping[str, Runs]
+    record: Record
+
+    def rows(self, metric: str) -> list[Record]:
+        """The rows of one metric."""
+        return [row for row in self.record["rows"] if row["metric"] == metric]
 
 
 def plural(count: int, noun: str) -> str:
@@ -224,7 +229,7 @@ def finished(folder: Path, kind: str, file: str) -> bool:
 
 
 def begun(folder: Path, config: Config, besides: Collection[str] = ()) -> bool:
-    """Whether a run was begun in `folder`; other settings than these, but `besides`, are refused."""
+    """Whether a run was begun in `folder`; other settings, but those of `besides`, are refused."""
     records = records_in(folder)
     if not records:
         return False

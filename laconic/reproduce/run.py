@@ -13,10 +13,9 @@ from pathlib import Path
 from laconic.errors import LaconicError
 from laconic.reproduce import named_experiment
 from laconic.reproduce.experiment import Experiment
-from laconic.reproduce.outcome import blocks, rows_of, write_outcome
-from laconic.reproduce.part import Record, Runner, Runs, Watching
+from laconic.reproduce.outcome import notes, rows_of, tables, write_outcome
+from laconic.reproduce.part import Outcome, Record, Runner, Runs, Watching
 from laconic.runs.folder import RunFolder, check_records, read_header
-from laconic.show.page import Block
 from laconic.store.archive import records_file
 from laconic.store.records import RECORDS, plain, provenance, read
 
@@ -75,22 +74,9 @@ def carry_out(
             if part.name not in runs:
                 runs[part.name] = part.run(runner) if part.name in asked else part.read(folder)
         left = [name for name in whole if name not in experiment.names()]
-        record = _conclude(run, experiment, scale, runs, left)
-        write_outcome(folder, experiment, record, runs)
-    return folder, record
-
-
-def read_runs(experiment: Experiment, folder: Path) -> dict[str, Runs]:
-    """The records of all parts of an experiment that is done, by name."""
-    return {part.name: part.read(folder) for part in experiment.parts}
-
-
-def experiment_blocks(records: Sequence[Record], folder: Path) -> list[Block]:
-    """What `laconic report` shows of an experiment, from its records and those of its parts."""
-    record = [record for record in records if record["kind"] == "experiment"][-1]
-    whole = named_experiment(record["name"]).at_scale(records[0]["scale"])
-    experiment = whole.narrowed(set(whole.names()) - set(record.get("left", ())))
-    return blocks(experiment, record, read_runs(experiment, folder))
+        outcome = _concluded(run, experiment, scale, runs, left)
+        write_outcome(folder, outcome)
+    return folder, outcome.record
 
 
 def _opened(experiment: Experiment, scale: str, path: Path) -> RunFolder:
@@ -118,27 +104,25 @@ def _done(experiment: Experiment, run: RunFolder) -> set[str]:
     return {part.name for part in experiment.parts if part.done(run.path, shown)}
 
 
-def _conclude(
-    run: RunFolder,
-    experiment: Experiment,
-    scale: str,
-    runs: Mapping[str, Runs],
-    left: Sequence[str],
-) -> Record:
-    """The "experiment" record: the last one if it says the same, else a new one."""
-    values = plain(
-        {
-            "name": experiment.name,
-            "scale": scale,
-            "title": experiment.title,
-            "panels": {x.name: x.path for x in experiment.parts if (run.path / x.path).is_dir()},
-            "optimizers": {x.name: x.file(run.path) for x in experiment.optimizers().values()},
-            "rows": rows_of(experiment, runs),
-            **({"left": left} if left else {}),
-        }
-    )
+def _concluded(
+    run: RunFolder, experiment: Experiment, scale: str, runs: Mapping[str, Runs], left: list[str]
+) -> Outcome:
+    """The outcome with its "experiment" record; the last one stays if it says the same."""
+    record = {
+        "name": experiment.name,
+        "scale": scale,
+        "title": experiment.title,
+        "panels": {x.name: x.path for x in experiment.parts if (run.path / x.path).is_dir()},
+        "optimizers": {x.name: x.file(run.path) for x in experiment.optimizers().values()},
+        "rows": plain(rows_of(experiment, runs)),
+        **({"left": left} if left else {}),
+    }
+    shown = tables(experiment, record["rows"])
+    names = ("title", "headers", "rows", "left", "grouped")
+    record["tables"] = [{name: getattr(x, name) for name in names} for x in shown]
+    record["notes"] = notes(Outcome(experiment, runs, record))
     last = run.records()[-1]
-    said = {key: value for key, value in last.items() if key in values or key == "left"}
-    if last["kind"] != "experiment" or said != values:
-        run.append("experiment", **values, provenance=provenance())
-    return run.records()[-1]
+    said = {key: value for key, value in last.items() if key in record or key == "left"}
+    if last["kind"] != "experiment" or said != plain(record):
+        run.append("experiment", **record, provenance=provenance())
+    return Outcome(experiment, runs, run.records()[-1])

@@ -10,6 +10,7 @@ from laconic.errors import LaconicError
 from laconic.reproduce import scale
 from laconic.reproduce.part import (
     Job,
+    Outcome,
     Part,
     Record,
     Runner,
@@ -59,7 +60,7 @@ class SweepPanel(Part):
     """One row of a table of tuned values; rows that rank one sweep by different rules share a name.
 
     paper:   hyper-parameter → the paper's value
-    setting: the title without the method, under which optimizers of one's own get rows too
+    setting: what is trained; optimizers of one's own get a row in each · label: of the method
     full:    the sweep in the paper's setting, where `config` is a smaller one
     """
 
@@ -67,6 +68,7 @@ class SweepPanel(Part):
     rank_by: str
     paper: Mapping[str, float]
     setting: str = ""
+    label: str = ""
     full: SweepConfig | None = None
 
     FOLDER = "sweeps"
@@ -128,6 +130,8 @@ class SweepPanel(Part):
         known = loss is not None and paper_loss is not None
         return {
             "panel": self.title,
+            "setting": self.setting or self.title,
+            "method": self.label or self.config.method,
             "label": self.config.method,
             "metric": METRIC,
             "ours": best["numbers"],
@@ -143,7 +147,8 @@ class SweepPanel(Part):
         """A line for each tuned method."""
         lines = [
             [
-                *row["panel"].rpartition(": ")[::2],
+                row["setting"],
+                row["method"],
                 point_text(row["paper"]),
                 point_text(row["ours"]),
                 number(row["loss"]),
@@ -157,19 +162,12 @@ class SweepPanel(Part):
         return [Table("Best hyper-parameters", HEADERS, lines, left=2, grouped=True)]
 
     @classmethod
-    def draw(
-        cls,
-        experiment: "Experiment",
-        runs: Mapping[str, Runs],
-        rows: Sequence[Record],
-        note: str,
-        columns: int,
-    ) -> "Figure":
+    def draw(cls, outcome: Outcome, note: str, columns: int) -> "Figure":
         """The loss at the best point of each sweep, and at the paper's values in the same sweep."""
-        tuned = [row for row in rows if row["metric"] == METRIC]
+        tuned = outcome.rows(METRIC)
         cell = (8.6 if columns > 1 else 6.4, 1.0 + 0.2 * len(tuned))
         with plot_style():
-            figure, (ax,) = axes_grid(1, columns, cell, experiment.title, note)
+            figure, (ax,) = axes_grid(1, columns, cell, outcome.experiment.title, note)
             for field, (label, look) in MARKS.items():
                 known = [i for i, row in enumerate(tuned) if row[field] is not None]
                 losses = [tuned[i][field] for i in known]
@@ -194,7 +192,7 @@ class SweepPanel(Part):
         setting = f"k{config.workers}-h{config.local_steps}" if alpha is None else f"alpha{alpha:g}"
         name = f"{config.task}-{setting}-{method}"
         title = f"{self.setting}: {method}"
-        return SweepPanel(name, title, config, self.rank_by, {}, self.setting)
+        return SweepPanel(name, title, config, self.rank_by, {}, self.setting, method)
 
 
 def find_sweep(config: SweepConfig, root: Path | None = None) -> list[Record] | None:

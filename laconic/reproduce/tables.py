@@ -144,7 +144,7 @@ _NAMES = {"sgd": "SGD", "adam": "Adam", "local-sgd": "Local SGD", "slowmo": "Slo
 def _swept(
     name: str, setting: str, label: str, config: SweepConfig, rank_by: str, best: dict[str, float]
 ) -> SweepPanel:
-    return SweepPanel(name, f"{setting}: {label}", config, rank_by, best, setting)
+    return SweepPanel(name, f"{setting}: {label}", config, rank_by, best, setting, label)
 
 
 def _sweeps_of(tuned: paper.Tuned) -> list[SweepPanel]:

@@ -18,7 +18,7 @@ from laconic.bench.overhead import METHODS, PARTS, OverheadConfig, measure
 from laconic.bench.timing import Tick
 from laconic.errors import LaconicError
 from laconic.reproduce import scale
-from laconic.reproduce.part import Job, Part, Record, Runner, Runs, plural
+from laconic.reproduce.part import Job, Outcome, Part, Record, Runner, Runs, plural
 from laconic.runs.folder import Interrupted, RunFolder, command_line
 from laconic.show.curves import COLOURS, INK
 from laconic.show.figures import axes_grid, finish_axes, plot_style
@@ -137,14 +137,14 @@ class TimingPanel(Part):
             for row in rows
             if row["metric"] == METRIC
         ]
-        return [Table(experiment.title, HEADERS, lines)]
+        return [Table(experiment.title, HEADERS, lines, grouped=True)]
 
     @classmethod
-    def notes(cls, experiment: "Experiment", record: Record, runs: Mapping[str, Runs]) -> list[str]:
+    def notes(cls, outcome: Outcome) -> list[str]:
         """How large each model is, and what its parts took."""
         found = []
-        for panel in experiment.of(cls):
-            header, *_, timing = runs[panel.name][panel.path]
+        for panel in outcome.experiment.of(cls):
+            header, *_, timing = outcome.runs[panel.name][panel.path]
             seconds = timing["parts_seconds"].items()
             parts = ", ".join(f"{part} {1e3 * value:.4g} ms" for part, value in seconds)
             device = header["provenance"]["device"]["kind"] or MISSING
@@ -153,26 +153,19 @@ class TimingPanel(Part):
         return found
 
     @classmethod
-    def draw(
-        cls,
-        experiment: "Experiment",
-        runs: Mapping[str, Runs],
-        rows: Sequence[Record],
-        note: str,
-        columns: int,
-    ) -> "Figure":
+    def draw(cls, outcome: Outcome, note: str, columns: int) -> "Figure":
         """Each model's rounds as bars and, below them, their overhead over local SGD's."""
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        panels = experiment.of(cls)
+        panels = outcome.experiment.of(cls)
         across = min(columns, 2, len(panels))
         blocks = math.ceil(len(panels) / across)
         with plot_style():
-            look = {"title": experiment.title, "note": note, "extra": 0.5}
+            look = {"title": outcome.experiment.title, "note": note, "extra": 0.5}
             figure, axes = axes_grid(2 * across * blocks, across, (4.2, 2.9), **look)
             for i, panel in enumerate(panels):
-                own = [row for row in rows if row["panel"] == panel.name]
+                own = [row for row in outcome.rows(METRIC) if row["panel"] == panel.name]
                 at = 2 * across * (i // across) + i % across
                 _draw_rounds(axes[at], panel, own)
                 _draw_overheads(axes[at + across], panel, own)

@@ -14,6 +14,7 @@ from laconic.reproduce.federated import MixPanel
 from laconic.reproduce.outcome import experiment_figure, rows_of, tables
 from laconic.reproduce.panel import Panel
 from laconic.reproduce.panel_show import all_axes
+from laconic.reproduce.part import Outcome
 from laconic.reproduce.run import carry_out
 from laconic.reproduce.sweep_panel import SweepPanel, find_sweep
 from laconic.runs.compare import CompareConfig
@@ -48,7 +49,7 @@ def test_rows_are_the_counts_of_the_partition_that_runs_use(rows):
 
 
 def test_the_figure_has_a_bar_for_each_client_divided_into_its_classes(rows):
-    figure = experiment_figure(MIXED, {}, rows, "a note")
+    figure = experiment_figure(Outcome(MIXED, {}, {"rows": rows, "scale": "full"}))
     for plot, row in zip(figure.axes, rows, strict=True):
         widths = np.array([[bar.get_width() for bar in bars] for bars in plot.containers]).T
         np.testing.assert_array_equal(widths, row["counts"])

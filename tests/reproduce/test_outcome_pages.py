@@ -10,6 +10,7 @@ import pytest
 
 from laconic.reproduce.experiment import Experiment, Listing
 from laconic.reproduce.outcome import (
+    experiment_blocks,
     experiment_figure,
     markdown,
     notes,
@@ -18,12 +19,15 @@ from laconic.reproduce.outcome import (
     write_outcome,
 )
 from laconic.reproduce.panel_show import all_axes, bars_of, panels_table, styles_of
+from laconic.reproduce.part import Outcome
 from laconic.reproduce.scale import SMOKE_LINE
 from laconic.reproduce.sweep_panel import SweepPanel
 from laconic.runs.sweep import SweepConfig
 from laconic.show.curves import Curve, Panel, Style
 from laconic.show.figures import draw_bars, draw_panel, svg_bytes
-from laconic.show.table import signed
+from laconic.show.table import Table, signed
+from laconic.store.records import read
+from tests.recorded import ROOT
 from tests.reproduce.made import LABELS, PAINTED, of_panel, records
 from tests.show.made_up import oracle_smooth
 
@@ -41,6 +45,10 @@ def record(scale="smoke", rows=ROWS):
         "rows": rows,
         "optimizers": {"x": "lopt-a-fmnist", "y": "z.safetensors"},
     } | {"provenance": ORIGIN}
+
+
+def outcome(experiment=PAINTED, runs=RUNS, made=None):
+    return Outcome(experiment, runs, made or record())
 
 
 def axes_of(title):
@@ -113,7 +121,7 @@ def test_the_bound_is_drawn_on_as_a_level():
 
 
 def test_the_figure_has_every_axes_the_legend_and_the_note():
-    figure = experiment_figure(PAINTED, RUNS, ROWS, SMOKE_LINE)
+    figure = experiment_figure(outcome())
     shown = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
     assert shown == [
         "First",
@@ -132,7 +140,7 @@ def test_the_figure_has_every_axes_the_legend_and_the_note():
 
 def test_two_axes_of_a_panel_stand_side_by_side():
     pairs = tuple(replace(panel, shown=("train", "test-loss")) for panel in PAINTED.parts)
-    figure = experiment_figure(replace(PAINTED, parts=pairs, across=()), RUNS, ROWS)
+    figure = experiment_figure(outcome(replace(PAINTED, parts=pairs, across=())))
     assert [plot.get_title(loc="left") for plot in figure.axes] == [
         "First",
         "First",
@@ -153,20 +161,20 @@ def broken(losses, diverged):
 
 def test_a_diverged_curve_is_drawn_as_far_as_it_goes_and_told_of():
     panels = broken([None] * 20, True)
-    figure = experiment_figure(PAINTED, panels, ROWS)
+    figure = experiment_figure(outcome(runs=panels))
     (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert cross.get_xdata() == [20]
     curve = np.mean(np.array(PANELS["a"][2]["train"])[:, 10:20])
     assert cross.get_ydata() == pytest.approx(curve)
-    told = notes(PAINTED, record(), panels)
+    told = notes(outcome(runs=panels))
     assert "Diverged: SlowMo on First, 1 of 3 seeds, first in round 21." in told
-    assert not [text for text in notes(PAINTED, record(), RUNS) if "Diverged" in text]
-    weights = "in its last rounds" in " ".join(notes(PAINTED, record(), broken([1.0] * 20, True)))
+    assert not [text for text in notes(outcome()) if "Diverged" in text]
+    weights = "in its last rounds" in " ".join(notes(outcome(runs=broken([1.0] * 20, True))))
     assert weights, "only the weights were no numbers any more"
 
 
 def test_a_curve_that_leaves_the_chart_is_marked_where_it_does():
-    figure = experiment_figure(PAINTED, broken([1e6] * 20, False), ROWS)
+    figure = experiment_figure(outcome(runs=broken([1e6] * 20, False)))
     markers = [(line.get_marker(), list(line.get_xdata())) for line in figure.axes[0].lines]
     assert [x for marker, x in markers if marker == "^"] == [[20]]
     assert not [x for marker, x in markers if marker == "x"]
@@ -283,8 +291,8 @@ def test_rounds_say_which_loss_they_are_to():
 
 @pytest.mark.parametrize(("scale", "said"), [("smoke", True), ("full", False)])
 def test_only_the_smoke_scale_says_so(scale, said):
-    told = notes(PAINTED, record(scale), RUNS)
-    for text in (markdown(PAINTED, record(scale), told), page(PAINTED, record(scale), told, PNG)):
+    found = outcome(made=record(scale))
+    for text in (markdown(found), page(found, PNG)):
         assert (SMOKE_LINE in text) == said
         assert ("a quarter of what" in text) == said
         for part in (
@@ -298,14 +306,14 @@ def test_only_the_smoke_scale_says_so(scale, said):
 
 
 def test_markup_in_a_title_stays_text():
-    text = page(replace(PAINTED, title="<b>x</b>"), record(), ["<b>x</b>"], PNG)
+    text = page(outcome(replace(PAINTED, title="<b>x</b>", says=("<b>x</b>",))), PNG)
     assert "<b>x" not in text
-    lines = [line for line in markdown(PAINTED, record(), []).splitlines() if line.startswith("| ")]
+    lines = [line for line in markdown(outcome()).splitlines() if line.startswith("| ")]
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
 
 def test_everything_is_written(tmp_path):
-    files = write_outcome(tmp_path, PAINTED, record(), RUNS)
+    files = write_outcome(tmp_path, outcome())
     pictures = ["figure-narrow.png", "figure.png", "figure.svg"]
     assert sorted(path.name for path in files) == [*pictures, "table.html", "table.md"]
     narrow, wide = (
@@ -319,6 +327,8 @@ def test_everything_is_written(tmp_path):
 def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
     row = {
         "panel": "FMNIST: SlowMo",
+        "setting": "FMNIST",
+        "method": "SlowMo",
         "label": "slowmo",
         "metric": "hparams",
         "ours": {"gamma": 0.1, "alpha": 1.0},
@@ -338,7 +348,26 @@ def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
     found = Experiment(
         "h", "H", "w", sweeps, listings=(Listing("Others", ("a", "b"), (("1", "2"),)),)
     )
-    write_outcome(tmp_path, found, record(rows=[row]), {})
+    write_outcome(tmp_path, outcome(found, {}, record(rows=[row])))
     text = (tmp_path / "table.md").read_text()
     assert "## Others" in text
     assert "| 1 | 2 |" in text
+
+
+# --- in a report ----------------------------------------------------------------------------------
+
+
+def test_a_report_shows_an_experiment_on_record_by_the_records_of_its_parts():
+    folder = ROOT / "results" / "reproduce" / "fig-ablation-full"
+    lead, _, table, told, picture = experiment_blocks(read(folder / "records.jsonl"), folder)
+    assert lead.text == "The effect of Ada features"
+    assert table.markdown(aligned=False) in (folder / "table.md").read_text()
+    assert any(note.startswith("Data: ") for note in told.items)
+    assert picture.png()[:4] == b"\x89PNG"
+
+
+def test_a_report_shows_an_experiment_that_has_no_name_by_its_own_record(tmp_path):
+    table = {"title": "T", "headers": ["a", "b"], "rows": [["1", "2"]], "left": 1, "grouped": False}
+    own = record() | {"kind": "experiment", "name": "mine", "title": "Mine"}
+    lead, shown, told = experiment_blocks([own | {"tables": [table], "notes": ["x"]}], tmp_path)
+    assert (lead.text, shown, list(told.items)) == ("Mine", Table(**table), ["x"])

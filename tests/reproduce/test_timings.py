@@ -11,7 +11,9 @@ from laconic.bench.overhead import OverheadConfig
 from laconic.reproduce import run
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.outcome import experiment_figure, tables
+from laconic.reproduce.part import Outcome
 from laconic.reproduce.run import carry_out
+from laconic.reproduce.scale import SMOKE_LINE
 from laconic.reproduce.timings import TimingPanel
 from laconic.runs.folder import Interrupted
 from laconic.show.report import collect
@@ -83,14 +85,14 @@ def test_a_round_is_h_local_steps_and_one_of_the_server(clock, tmp_path):
 
 def test_the_figure_stacks_the_optimizer_on_the_passes(clock, no_pictures, tmp_path):
     _, record = carry_out(TIMED, "full", tmp_path / "out")
-    figure = experiment_figure(TIMED, {}, record["rows"], "a note", 4)
+    figure = experiment_figure(Outcome(TIMED, {}, record | {"scale": "smoke"}), 4)
     assert [plot.get_title(loc="left") for plot in figure.axes] == ["A", "B", "", ""]
     bars = figure.axes[0].patches
     tops = sorted({round(bar.get_y() + bar.get_height(), 6) for bar in bars if bar.get_y()})
     assert tops == pytest.approx([0.081, 0.082, 0.084, 0.161, 0.162, 0.164])
     diamonds = [list(line.get_ydata()) for line in figure.axes[2].lines if line.get_marker() == "D"]
     assert diamonds == [[1.2], [1.4]]
-    assert "a note" in figure.get_suptitle()
+    assert SMOKE_LINE in figure.get_suptitle()
 
 
 def test_stopped_it_goes_on_with_the_next_part(clock, no_pictures, tmp_path):

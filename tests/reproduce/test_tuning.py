@@ -9,7 +9,8 @@ from laconic.reproduce import panel, run, sweep_panel
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.outcome import notes, tables
 from laconic.reproduce.panel import Panel, Tuning
-from laconic.reproduce.run import carry_out, read_runs
+from laconic.reproduce.part import Outcome
+from laconic.reproduce.run import carry_out
 from laconic.runs import sweep as sweep_module
 from laconic.runs.folder import Interrupted
 from laconic.runs.sweep import SweepConfig, sweep
@@ -70,7 +71,8 @@ def test_the_grid_is_told(whole):
     assert [row[:2] for row in compared.rows] == [["P", "Local SGD"], ["P", "SlowMo"]]
     assert found.rows[0][:6] == ["P", "Local SGD", "3", "1", "6", "0.3"]
     assert len(found.rows[0]) == len(found.headers)
-    told = notes(TUNED, record, read_runs(TUNED, whole[0]))
+    told = record["notes"]
+    assert told == notes(Outcome(TUNED, {"p": TUNED.parts[0].read(whole[0])}, record))
     grid = "gamma=1e-6,0.3,3e38: 3 points, 6 rounds, 1 seed; best values are in the order gamma."
     assert f"Local SGD is tuned over {grid}" in told
 

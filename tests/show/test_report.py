@@ -10,7 +10,7 @@ import pytest
 
 from laconic.cli import dispatch
 from laconic.errors import LaconicError
-from laconic.reproduce.run import experiment_blocks
+from laconic.reproduce.outcome import experiment_blocks
 from laconic.show.figures import png_bytes
 from laconic.show.meta import panels as meta_panels
 from laconic.show.page import Notes, Picture, Text
