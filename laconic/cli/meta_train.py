@@ -31,9 +31,10 @@ from laconic.cli.hosts import Hosts
 from laconic.errors import LaconicError, unknown
 from laconic.federated.population import Federated
 from laconic.recipes.meta_trainings import META_RECIPES
-from laconic.runs.folder import Interrupted, Observer, flags_of, read_config
+from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import meta_train, resume_meta_train
+from laconic.runs.settings import flags_of, read_config
 
 EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
 BLOCKS = "▁▂▃▄▅▆▇█"

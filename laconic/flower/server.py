@@ -18,7 +18,8 @@ from laconic.flower.model import Arrays, Model, weighted_mean
 from laconic.flower.replies import Refused, Reply
 from laconic.methods import definition_of, optimizer_sha256, parse_method
 from laconic.outer import OuterOptimizer
-from laconic.runs.folder import is_another, read_config, require_same
+from laconic.runs.folder import is_another
+from laconic.runs.settings import read_config, require_same
 from laconic.store import checkpoint
 from laconic.store.records import plain
 

@@ -19,7 +19,8 @@ from laconic.bench.timing import Tick
 from laconic.errors import LaconicError
 from laconic.reproduce import scale
 from laconic.reproduce.part import Job, Outcome, Part, Record, Runner, Runs, plural
-from laconic.runs.folder import Interrupted, RunFolder, command_line
+from laconic.runs.folder import Interrupted, RunFolder
+from laconic.runs.settings import command_line
 from laconic.show.curves import COLOURS, INK
 from laconic.show.figures import axes_grid, finish_axes, plot_style
 from laconic.show.table import MISSING, Table, number

@@ -30,12 +30,12 @@ from laconic.runs.folder import (
     Observer,
     RunFolder,
     check_task,
-    command_line,
     describe,
     given_task,
     is_another,
 )
 from laconic.runs.measure import local_step_seconds
+from laconic.runs.settings import command_line
 from laconic.runs.simulate import TOPOLOGIES, Chunk, Diverged, Simulation, in_parts
 from laconic.show import comparison, metrics
 from laconic.show.comparison import summarise

@@ -16,23 +16,20 @@ shows at its end. All of them go by the rules of this file:
 import fcntl
 import os
 import re
-import shlex
 import signal
 import time
-import types
-import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import jax
 
 from laconic.errors import LaconicError
+from laconic.runs.settings import Config, located, read_config
 from laconic.store import atomic, records
 from laconic.store.archive import records_file
-from laconic.store.records import RECORDS, plain, provenance
+from laconic.store.records import RECORDS, provenance
 from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import make_task_and_source
 
@@ -63,7 +60,6 @@ NEEDED = {
 }
 
 Record = dict[str, Any]
-Config = TypeVar("Config")
 
 
 class Interrupted(LaconicError):
@@ -429,89 +425,6 @@ def kind_of(header: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read_config(cls: type[Config], data: Mapping[str, Any], source: str) -> Config:
-    """The config that a record holds. This is the only reader of settings.
-
-    A field that the record lacks takes its default, an int is fine where a float is asked for, and
-    an unknown field or a value of the wrong type is named in the error.
-
-    Args:
-        cls: the config's dataclass; fields may be dataclasses too.
-        data: what `store.records.plain(config)` gave.
-        source: what the error names.
-    """
-    unknown = sorted(set(data) - {f.name for f in fields(cls)})  # type: ignore[arg-type]
-    if unknown:
-        raise LaconicError(
-            f"the settings in {source} have {', '.join(unknown)}, which this version does not "
-            "know; start anew."
-        )
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for name, value in data.items():
-        try:
-            values[name] = _read_value(hints[name], value, source)
-        except TypeError:
-            raise LaconicError(
-                f"the settings in {source} have a {name} of the wrong type; start anew."
-            ) from None
-    return cls(**values)
-
-
-def located(config: Any, path: Path) -> Any:
-    """The config with its `out` at a folder, if it has one."""
-    return replace(config, out=path) if any(f.name == "out" for f in fields(config)) else config
-
-
-def settled(config: Config) -> Config:
-    """The config as its own record would give it back: floats where floats are asked for."""
-    return read_config(type(config), plain(config), "Python")
-
-
-def different(
-    then: Mapping[str, Any], now: Mapping[str, Any], besides: Collection[str] = ()
-) -> list[str]:
-    """The names of settings, but for some, that two runs do not share."""
-    names = {*then, *now} - set(besides)
-    return sorted(name for name in names if then.get(name) != now.get(name))
-
-
-def require_same(
-    what: str, then: Mapping[str, Any], now: Mapping[str, Any], besides: Collection[str] = ()
-) -> None:
-    """Refuse to go on with other settings, but for some, than something was begun with."""
-    for name in different(then, now, besides):
-        raise LaconicError(
-            f"{what} was begun with {name} {then.get(name)!r}, and now it is {now.get(name)!r}; "
-            "go on with the same as before, or begin elsewhere."
-        )
-
-
-def _read_value(hint: Any, value: Any, source: str) -> Any:
-    """`value`, read from JSON, as the type that is asked for; TypeError if it is another."""
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in inside:
-            return None
-        return _read_value(next(t for t in inside if t is not type(None)), value, source)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise TypeError(value)
-        return tuple(_read_value(inside[0], item, source) for item in value)
-    if isinstance(hint, type) and is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise TypeError(value)
-        return read_config(hint, value, source)
-    if hint is float and type(value) is int:
-        return float(value)
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    wanted = str if origin is typing.Literal else hint
-    if type(value) is not wanted:
-        raise TypeError(value)
-    return value
-
-
 # --- what a run is of -----------------------------------------------------------------------------
 
 
@@ -572,26 +485,6 @@ def check_records(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
 def spelled(name: str) -> str:
     """A name as part of a path."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
-
-
-def command_line(command: str, config: Any) -> str:
-    """`laconic COMMAND` with a flag for every field in which a config differs from the default."""
-    return shlex.join(["laconic", command, *flags_of(config, type(config)())])
-
-
-def flags_of(config: Any, default: Any, prefix: str = "") -> list[str]:
-    """The flags in which a config differs from another; those of a nested one are `NAME.FIELD`."""
-    words = []
-    for each in fields(config):
-        value = getattr(config, each.name)
-        usual = getattr(default, each.name)
-        name = f"{prefix}{each.name.replace('_', '-')}"
-        if is_dataclass(value):
-            words += flags_of(value, usual, f"{name}.")
-        elif value != usual:
-            words.append(f"--{name}")
-            words += map(str, value if isinstance(value, tuple) else (value,))
-    return words
 
 
 def an(noun: str) -> str:

@@ -26,9 +26,10 @@ from jax.experimental import multihost_utils
 from laconic.errors import LaconicError, require_seed
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh, score
 from laconic.outer.learned import Theta
-from laconic.runs.folder import Interrupted, Observer, RunFolder, read_config, read_header
+from laconic.runs.folder import Interrupted, Observer, RunFolder, read_header
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.publish import publish_run
+from laconic.runs.settings import read_config
 from laconic.runs.simulate import out_of_memory
 from laconic.show.meta import write_learning_curve
 from laconic.store import checkpoint

@@ -21,12 +21,12 @@ from laconic.runs.folder import (
     Interrupted,
     Observer,
     RunFolder,
-    command_line,
     describe,
     given_task,
     is_another,
 )
 from laconic.runs.grid import Outcome, Sweep, parse_grid, without_repeats
+from laconic.runs.settings import command_line
 from laconic.runs.simulate import in_parts
 from laconic.show.sweep import RULES, Record, Rule, point_record, ranked, ranking_text, write_figure
 from laconic.store import atomic

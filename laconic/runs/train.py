@@ -25,16 +25,13 @@ from laconic.runs.folder import (
     Interrupted,
     Observer,
     RunFolder,
-    command_line,
     describe,
     is_another,
-    read_config,
     read_header,
-    require_same,
-    settled,
     spelled,
 )
 from laconic.runs.measure import final_metrics
+from laconic.runs.settings import command_line, read_config, require_same, settled
 from laconic.runs.train_log import Log, finish, forget_after, log_name
 from laconic.store import checkpoint
 from laconic.store.records import plain

@@ -11,9 +11,10 @@ import pytest
 
 from laconic import zoo
 from laconic.runs.compare import CompareConfig, compare
-from laconic.runs.folder import CHECKPOINT, Interrupted, read_config
+from laconic.runs.folder import CHECKPOINT, Interrupted
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.resume import resume
+from laconic.runs.settings import read_config
 from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
 from laconic.runs.train import TrainConfig, resume_train, train
 from laconic.tasks.base import plain_task

@@ -19,8 +19,9 @@ from laconic.method import Setting, local_method
 from laconic.outer import LearnedOptimizer
 from laconic.recipes.comparisons import RECIPES
 from laconic.runs.compare import CompareConfig, _parsed, compare, run_comparison
-from laconic.runs.folder import CHECKPOINT, Interrupted, RunFolder, command_line
+from laconic.runs.folder import CHECKPOINT, Interrupted, RunFolder
 from laconic.runs.resume import resume
+from laconic.runs.settings import command_line
 from laconic.show import metrics
 from laconic.show.comparison import curves_of
 from laconic.store.records import RECORDS, plain, provenance

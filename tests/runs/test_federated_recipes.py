@@ -13,9 +13,10 @@ from laconic.methods import parse_method
 from laconic.recipes.comparisons import RECIPES
 from laconic.reproduce.scale import compiled_for
 from laconic.runs.compare import CompareConfig, compare
-from laconic.runs.folder import Interrupted, command_line
+from laconic.runs.folder import Interrupted
 from laconic.runs.meta_train import meta_train, resume_meta_train
 from laconic.runs.resume import resume
+from laconic.runs.settings import command_line
 from laconic.store.records import RECORDS, plain, read
 from laconic.zoo import load
 from tests.runs.meta_runs import TINY

@@ -20,18 +20,9 @@ import pytest
 import laconic
 from laconic.federated.population import Federated
 from laconic.runs.compare import CompareConfig, compare, resume_compare
-from laconic.runs.folder import (
-    HEADERS,
-    Interrupted,
-    Observer,
-    RunFolder,
-    kind_of,
-    read_config,
-    read_header,
-    require_same,
-    settled,
-)
+from laconic.runs.folder import HEADERS, Interrupted, Observer, RunFolder, kind_of, read_header
 from laconic.runs.meta_train import meta_train
+from laconic.runs.settings import read_config, require_same, settled
 from laconic.runs.sweep import SweepConfig, sweep
 from laconic.runs.train import TrainConfig, resume_train, train
 from laconic.runs.train_log import lives_of

@@ -21,8 +21,9 @@ from laconic.methods import METHODS, parse_method
 from laconic.recipes.sweeps import SWEEPS
 from laconic.runs import sweep as recipe
 from laconic.runs.compare import CompareConfig, compare
-from laconic.runs.folder import Interrupted, command_line
+from laconic.runs.folder import Interrupted
 from laconic.runs.grid import parse_grid
+from laconic.runs.settings import command_line
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
 from laconic.show.sweep import setting_of

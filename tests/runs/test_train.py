@@ -12,15 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from laconic.recipes.trainings import TRAIN_RECIPES
-from laconic.runs.folder import (
-    Interrupted,
-    Observer,
-    RunFolder,
-    command_line,
-    read_config,
-    read_header,
-)
+from laconic.runs.folder import Interrupted, Observer, RunFolder, read_header
 from laconic.runs.measure import heldout_metrics
+from laconic.runs.settings import command_line, read_config
 from laconic.runs.simulate import Simulation
 from laconic.runs.train import TrainConfig, parts_of, resume_train, run_name, train, worker_folder
 from laconic.runs.train_log import forget_after, lives_of
