@@ -8,7 +8,7 @@ kernels included) and in `torch/features.py`.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from laconic.errors import LaconicError, unknown
 
@@ -42,7 +42,8 @@ LAYOUTS = {
 FILLS = {"mean": "the mean of the workers that are there", "zero": "zeros"}
 
 
-class Feature(NamedTuple):
+@dataclass(frozen=True)
+class Feature:
     """One kind of numbers that the MLP sees of each parameter.
 
     name:        as in the `FORMULAS` of each framework

@@ -32,7 +32,8 @@ def test_every_public_name_exists_once():
 
 def fields_have_docstrings(kind: type) -> bool:
     """Whether each field of a configuration is followed by a string, its help text."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
+    source = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    body = next(node.body for node in source.body if isinstance(node, ast.ClassDef))
     rows = zip(body, [*body[1:], None], strict=True)
     is_text = lambda node: isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return all(is_text(after) for node, after in rows if isinstance(node, ast.AnnAssign))

@@ -140,8 +140,7 @@ class Entry(NamedTuple):
 def transform(
     init: Callable[[Any], Any], update: Callable[[Any, Any, Any], tuple[Any, Any]]
 ) -> optax.GradientTransformationExtraArgs:
-    """An optax transformation from `init` and `update(delta, state, params)` that ignores extra
-    arguments."""
+    """An optax transformation whose `update(delta, state, params)` ignores extra arguments."""
 
     def wide_update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del extra

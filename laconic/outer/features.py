@@ -220,8 +220,8 @@ def fields_of(
         row_factor = safe_rsqrt(ada.row / (row_mean + MEAN_EPSILON))
         row, col = see(ada.row), see(ada.col)
         delta_factors = momentum_factors = (see(row_factor), safe_rsqrt(col))
-    own = [see(x) for x in (deltas, mean, param, ada.m, ada.v)]
-    return view, Fields(*own, row, col, delta_factors, momentum_factors)
+    own = Fields(see(deltas), see(mean), see(param), see(ada.m), see(ada.v), row, col)
+    return view, own._replace(delta_factors=delta_factors, momentum_factors=momentum_factors)
 
 
 def groups(fields: Fields) -> list[jax.Array]:

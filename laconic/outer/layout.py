@@ -137,10 +137,7 @@ def padded(x: jax.Array, length: int) -> jax.Array:
 
 
 class Big(NamedTuple):
-    """What has a value for every parameter, of one tensor or of several concatenated along L₀.
-
-    The kernels see the four axes as one.
-    """
+    """What has a value for every parameter, of one tensor or of several concatenated along L₀."""
 
     deltas: Any  # [n, L₀, A, L₁, B]
     mean: Any  # [L₀, A, L₁, B]; None if it is the only delta
@@ -185,8 +182,7 @@ class Change(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a tensor is cut into programs: `down` × `across` a layer, each of `rows` × `lanes`
-    parameters."""
+    """How a layer is cut into `down` × `across` programs of `rows` × `lanes` parameters."""
 
     lanes: int
     width: int  # columns among the lanes; the other lanes are the rows below

@@ -138,8 +138,7 @@ def _factors(stack: Stack, split: Split) -> tuple[jax.Array, jax.Array]:
 def _fold(
     phi: Phi, stack: Stack, split: Split, moments_GF: jax.Array, into_weights: bool
 ) -> Layers:
-    """φ with normalisers in the first layer's weights or beside them, and what rows and columns
-    add."""
+    """φ with normalisers in the first layer's weights or beside them, rows and columns added."""
     theta, (G, F) = phi.theta, moments_GF.shape
     n = stack.launches[0].deltas.shape[0]
     own, of_rows, of_cols = (

@@ -114,10 +114,7 @@ def can_multiply(width: int) -> bool:
 
 
 def product(precision: str, interpret: bool) -> Product:
-    """(acc [P, N], x [P, F], w [F, N]) → acc + x·w, all float32.
-
-    Triton adds inside the product if acc comes first.
-    """
+    """(acc, x, w) → acc + x·w, all float32; Triton adds inside the product if acc comes first."""
     if interpret:
         return lambda acc, x, w: acc + _imitated(precision, x, w)
     if precision in _PRESETS:

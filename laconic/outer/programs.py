@@ -20,14 +20,13 @@ from laconic.outer.perceptron import perceptron
 
 
 class Place(NamedTuple):
-    """Where a program works: its layer (in its own arrays, and among all tensors), its tensor, its
-    block of rows and of columns."""
+    """Where a program works."""
 
-    layer: jax.Array
-    of_all: jax.Array
+    layer: jax.Array  # in its own arrays
+    of_all: jax.Array  # its layer among those of all tensors
     tensor: jax.Array
-    down: jax.Array
-    across: jax.Array
+    down: jax.Array  # its block of rows
+    across: jax.Array  # its block of columns
 
 
 class Lanes(NamedTuple):

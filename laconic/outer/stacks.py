@@ -133,8 +133,9 @@ def _vectors(
     found = []
     for g, t in enumerate(tensors):
         like = (t.param, t.ada.m, t.ada.v, t.ada.row)
-        parts = [x.reshape(y.shape) for x, y in zip(new[4 * g :], like, strict=False)]
-        found.append((parts[0], Ada(*parts[1:], None)))
+        shaped = (x.reshape(y.shape) for x, y in zip(new[4 * g :], like, strict=False))
+        param, m, v, row = shaped
+        found.append((param, Ada(m, v, row, None)))
     return found
 
 

@@ -76,8 +76,7 @@ def tensor_step(
 
 
 def along(theta: Theta, groups: list[jax.Array], axes: tuple[int, int]) -> list[jax.Array]:
-    """What rows and what columns add to the first layer's sums, if that takes no more than 16 bytes
-    a parameter."""
+    """What rows and columns add to the first layer's sums, if in at most 16 bytes a parameter."""
     (A, B), N = axes, theta["b0"].size
     shared = [(w, x) for w, x in _weighted(theta, groups) if x.shape[2:] != (A, B)]
     all_shared = len(shared) == len(features_along("row", "column"))  # not if an axis has length 1
