@@ -47,7 +47,7 @@ def local_steps(params, rows_HB):
 
 
 def train(outer, seed=0):
-    """Local SGD with any optax optimizer on the server → the loss on all data after the last round."""
+    """Local SGD with any optax optimizer on the server → the final loss on all data."""
     outer = optax.with_extra_args_support(outer)
 
     @jax.jit

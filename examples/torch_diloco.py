@@ -1,7 +1,7 @@
 """torchft's DiLoCo between two processes of this machine, with averaging, Nesterov and a learned
 outer optimizer.
 
-python examples/torch_diloco.py [NAME | FILE.safetensors]     # starts its own Lighthouses and workers
+python examples/torch_diloco.py [NAME | FILE.safetensors]     # starts Lighthouses and workers
 """
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 

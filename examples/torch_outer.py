@@ -1,7 +1,7 @@
 """Local SGD in plain PyTorch, with averaging, DiLoCo's Nesterov and a learned outer optimizer on
 the server.
 
-python examples/torch_outer.py [NAME | FILE.safetensors]     # an optimizer that sees the mean: lopt-a-…
+python examples/torch_outer.py [NAME | FILE.safetensors]     # an optimizer of the mean: lopt-a-…
 """
 # pyright: reportMissingImports=false
 
@@ -30,7 +30,7 @@ def local_steps(model, gamma, generator):
 
 
 def train(make_outer, gamma):
-    """Rounds of local SGD with any torch optimizer on the server → the loss on all data after each."""
+    """Rounds of local SGD, any torch optimizer on the server → the loss on all data after each."""
     torch.manual_seed(0)
     layers = (
         torch.nn.Linear(64, 64),

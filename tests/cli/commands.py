@@ -19,6 +19,14 @@ def laconic(capfd, *argv):
     return info.value.code, captured.out, captured.err
 
 
+def assert_help_has(capfd, command, words):
+    """`laconic COMMAND --help` says each of the words."""
+    code, out, _ = laconic(capfd, command, "--help")
+    assert code == 0
+    for word in words:
+        assert word in out
+
+
 def assert_one_error(capfd, argv, parts):
     """The command fails with status 1, nothing on stdout, and one line on stderr that says each
     part."""

@@ -39,7 +39,8 @@ class Federation:
         port, *others = free_ports(1 + len(self.nodes))
         address = f"127.0.0.1:{port}"
         (self.folder / "flwr").mkdir()
-        config = f'[superlink]\ndefault = "loop"\n\n[superlink.loop]\naddress = "{address}"\ninsecure = true\n'
+        loop = f'[superlink.loop]\naddress = "{address}"\ninsecure = true\n'
+        config = f'[superlink]\ndefault = "loop"\n\n{loop}'
         (self.folder / "flwr" / "config.toml").write_text(config)
         link = ["--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
         self._start("flower-superlink", *link)

@@ -54,7 +54,7 @@ def client(k):
 
 
 def in_torch():
-    """The same rounds without Flower: Δ as the gradient of a torch optimizer, statistics averaged."""
+    """The same rounds without Flower: Δ is the gradient of a torch optimizer."""
     model = a_model()
     outer = LearnedOuter(model.parameters(), "lopt-a-general")
     for round_ in range(1, ROUNDS + 1):
