@@ -24,7 +24,7 @@ from laconic.tasks.catalog import make_task
 address, process = sys.argv[1], int(sys.argv[2])
 if address:
     jax.distributed.initialize(address, 2, process)
-inner = Inner("digits-mlp:width=4", workers=2, local_steps=1, batch=4, local=LocalOptimizer("sgd", 0.3))
+inner = Inner("digits-mlp:width=4", 2, 1, 4, LocalOptimizer("sgd", 0.3))
 outer = Outer(steps=4, pairs=4, truncation=2, sigma=0.1, horizon=Horizon(2, 6), warmup=1)
 mesh = group_mesh() if address else None
 trainer = MetaTrainer([make_task(inner.task)], LearnedOptimizer("lopt-a"), [inner], outer, mesh)
@@ -34,7 +34,8 @@ for _ in range(2):
     losses.append(np.asarray(progress.loss))
 judged = trainer.judge(state.theta, 2, 3)[0]
 whole = trainer.collect(state)
-found = {**whole.theta, "losses": np.stack(losses), "clocks": whole.estimators[0].clock.done, "judged": judged}
+found = {**whole.theta, "losses": np.stack(losses), "judged": judged}
+found["clocks"] = whole.estimators[0].clock.done
 found = {name: np.array(x) for name, x in found.items()}
 if address:
     found["taken_up"] = np.array(trainer.advance(trainer.place(whole))[0].theta["w0"])
