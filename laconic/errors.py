@@ -32,6 +32,13 @@ def require_positive(**values: int | float) -> None:
             raise LaconicError(f"{name} must be positive, got {value}.")
 
 
+def require_counts(**values: int) -> None:
+    """Raise unless every named value can be counted in 32 bits, as indices and rounds are."""
+    for name, value in values.items():
+        if value >= 2**31:
+            raise LaconicError(f"{name} can be at most {2**31 - 1:,}, got {value:,}.")
+
+
 def require_some(**values: Sized) -> None:
     """Raise unless every named list has something in it."""
     for name, value in values.items():

@@ -10,11 +10,21 @@ import numpy as np
 
 from laconic.client import Client, LocalOptimizer, gradient_client, local_client
 from laconic.compress import DENSE, Compressor
-from laconic.errors import LaconicError, require_positive, require_seed, unknown
+from laconic.errors import LaconicError, require_counts, require_positive, require_seed, unknown
 from laconic.federated.population import Federated
 from laconic.outer import OuterOptimizer
 from laconic.tasks.base import Task
 from laconic.zoo import Published
+
+MOST_SEEDS = 10_000
+
+
+def seeds_from(first: int, count: int) -> tuple[int, ...]:
+    """So many seeds, one after the other."""
+    require_positive(seeds=count)
+    if count > MOST_SEEDS:
+        raise LaconicError(f"seeds can be at most {MOST_SEEDS:,}, got {count:,}.")
+    return tuple(range(first, first + count))
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ class Setting:
             seeds=len(self.seeds),
             evaluate_every=self.evaluate_every,
         )
+        examples = {"workers × local steps × batch": self.workers * self.local_steps * self.batch}
+        require_counts(rounds=self.rounds, **examples)
         for seed in self.seeds:
             require_seed(seed)
         if not 0 <= self.missing < self.workers:

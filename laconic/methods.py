@@ -344,6 +344,11 @@ def parse_method(
     >>> parse_method("slowmo:gamma=0.3,compress=topk:0.01+ef,label=SlowMo", K=8).label
     'SlowMo'
     """
+    if not isinstance(spec, str):
+        raise LaconicError(
+            f"a method is given as text, as in 'slowmo:gamma=0.3', got a {type(spec).__name__}: "
+            "register an optimizer of your own in OUTER, or run a Method by Simulation."
+        )
     name, colon, tail = spec.partition(":")
     definition = definition_of(name, use)
     known = {**COMMON, **definition.defaults}

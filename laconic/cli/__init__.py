@@ -1,5 +1,6 @@
 """The command line: `laconic compare`, `train`, and the other `COMMANDS`."""
 
+import io
 import os
 import signal
 import sys
@@ -55,7 +56,7 @@ COMMANDS: dict[str, Command] = {
     "optimizers": Command(list_optimizers, "list what can be compared"),
 }
 EXAMPLES = {
-    "laconic compare": "five optimizers and a learned one on bundled data",
+    "laconic compare": "five optimizers and two learned ones on bundled data",
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
     "laconic compare fmnist-baselines --seeds 2": "a ready recipe, with one number changed",
     "laconic train digits": "one model, all its workers in this process",
@@ -70,6 +71,9 @@ EXAMPLES = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: run a subcommand; errors become one line and a non-zero exit."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows only ASCII shows "?" for ×
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     try:
         if any("\udc80" <= letter <= "\udcff" for word in argv for letter in word):
             raise LaconicError(

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.federated.population import Federated
-from laconic.method import Method, Setting
+from laconic.method import Method, Setting, seeds_from
 from laconic.methods import parse_method
 from laconic.runs.folder import (
     OWN_TASK,
@@ -200,9 +200,7 @@ def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[s
 
 def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
     """Everything that can be wrong about a config, found before any data is read or folder made."""
-    if config.seeds < 1:
-        raise LaconicError(f"seeds must be positive, got {config.seeds}.")
-    seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
+    seeds = seeds_from(config.first_seed, config.seeds)
     setting = Setting(
         config.workers,
         config.local_steps,

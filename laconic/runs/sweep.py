@@ -14,7 +14,7 @@ from typing import Any, Literal
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
 from laconic.federated.population import Federated
-from laconic.method import Point, Setting
+from laconic.method import Point, Setting, seeds_from
 from laconic.methods import definition_of, optimizer_sha256
 from laconic.runs.folder import (
     OWN_TASK,
@@ -173,9 +173,7 @@ def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point
     data is read."""
     definition = definition_of(config.method, "sweep")
     parse_compressor(config.compress)
-    if config.seeds < 1:
-        raise LaconicError(f"seeds must be positive, got {config.seeds}.")
-    seeds = tuple(range(config.first_seed, config.first_seed + config.seeds))
+    seeds = seeds_from(config.first_seed, config.seeds)
     # segments of one length where that can be, as each length is compiled by itself
     every = next((n for n in range(SEGMENT, SEGMENT // 2, -1) if config.rounds % n == 0), SEGMENT)
     looks = max(1, min(every, config.rounds))
