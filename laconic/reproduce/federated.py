@@ -202,10 +202,7 @@ SWEPT = {
     "FedAdam": "federated-fedadam",
     "SCAFFOLD": "scaffold",
 }
-EVERY = {
-    "fmnist-mlp2": 1,
-    "cifar10-cnn": 5,
-}  # rounds; the CNN on the test set takes as long as a round
+EVERY = {"fmnist-mlp2": 1, "cifar10-cnn": 5}  # rounds; testing the CNN takes as long as a round
 RECIPE = {"fmnist-mlp2": "fedlopt-fmnist", "cifar10-cnn": "fedlopt-cifar10-cnn"}
 SETTING = CompareConfig(
     workers=10, batch=20, rounds=1000, seeds=3, first_seed=100, evaluate_every=1, on_nan="continue"
@@ -230,16 +227,11 @@ def _learned(task: str, alpha: str) -> tuple[Use, Use]:
 def _panel(words: str, alpha: str) -> Panel:
     task, title = TASKS[words]
     hand = tuple(f"{spec},label={LABELS[spec.partition(':')[0]]}" for spec in TUNED[task, alpha])
+    config = replace(SETTING, task=task, optimizers=hand, federated=population(alpha))
     return Panel(
         f"{task}-alpha{alpha}",
         f"{title}, α = {alpha} ({MIXES[alpha]})",
-        replace(
-            SETTING,
-            task=task,
-            optimizers=hand,
-            federated=population(alpha),
-            evaluate_every=EVERY[task],
-        ),
+        replace(config, evaluate_every=EVERY[task]),
         _learned(task, alpha),
         metrics=("accuracy_181_200", "accuracy_951_1000", "test_accuracy"),
         shown=("test-accuracy",),

@@ -10,6 +10,8 @@ from laconic.reproduce.paper import FULL, both, by_recipe, comparison, learned, 
 from laconic.runs.compare import CompareConfig
 from laconic.runs.sweep import SweepConfig
 
+ARCHITECTURES = {"LOpt-A": "lopt-a", "LAgg-A": "lagg-a"}
+
 # --- the number of workers ------------------------------------------------------------------------
 
 
@@ -66,41 +68,31 @@ FIG_ABLATION = Experiment(
 
 def _for_validation(task: str) -> tuple[Use, ...]:
     """Every run 1000 rounds long: a schedule of lengths overfits, says the paper."""
+    own = {"objective": "valid", "shortest": 1000, "longest": 1000, "ramp": 0}
     return tuple(
-        Use(
-            label,
-            Learned(
-                f"{architecture}-{task}-valid",
-                trained(architecture, task, objective="valid", shortest=1000, longest=1000, ramp=0),
-            ),
-        )
-        for label, architecture in (("LOpt-A", "lopt-a"), ("LAgg-A", "lagg-a"))
+        Use(label, Learned(f"{name}-{task}-valid", trained(name, task, **own)))
+        for label, name in ARCHITECTURES.items()
     )
 
 
-_HELD_OUT = {
-    "metrics": ("test_loss", "test_accuracy", "final_train"),
-    "shown": ("test-loss", "test-accuracy"),
-}
+def _held_out(task: str, title: str, tuned: paper.Tuned) -> Panel:
+    return Panel(
+        task,
+        title,
+        comparison(tuned),
+        _for_validation(task),
+        metrics=("test_loss", "test_accuracy", "final_train"),
+        shown=("test-loss", "test-accuracy"),
+    )
+
+
 FIG_VALIDATION = Experiment(
     "fig-validation",
     "Meta-training for the validation loss",
     "test loss of optimizers meta-trained, and of baselines tuned, on the validation loss",
     (
-        Panel(
-            "imagenet32-mlp3",
-            "ImageNet at 32×32, 3-layer MLP",
-            comparison(paper.IMAGENET),
-            _for_validation("imagenet32-mlp3"),
-            **_HELD_OUT,
-        ),
-        Panel(
-            "fmnist-mlp2",
-            "Fashion-MNIST, 2-layer MLP",
-            comparison(paper.FMNIST_VALID),
-            _for_validation("fmnist-mlp2"),
-            **_HELD_OUT,
-        ),
+        _held_out("imagenet32-mlp3", "ImageNet at 32×32, 3-layer MLP", paper.IMAGENET),
+        _held_out("fmnist-mlp2", "Fashion-MNIST, 2-layer MLP", paper.FMNIST_VALID),
     ),
     says=(
         "On ImageNet both learned optimizers converge significantly faster and end at a lower test "
@@ -214,17 +206,11 @@ def _many_steps(H: int) -> Panel:
         "diloco:gamma=0.001,label=DiLoCo",
     )
     uses = tuple(
-        Use(
-            label,
-            Learned(
-                f"{architecture}-adamw-h{H}", trained(architecture, H=H, local="adamw", gamma=0.001)
-            ),
-        )
-        for label, architecture in (("LOpt-A", "lopt-a"), ("LAgg-A", "lagg-a"))
+        Use(label, Learned(f"{name}-adamw-h{H}", trained(name, H=H, local="adamw", gamma=0.001)))
+        for label, name in ARCHITECTURES.items()
     )
-    return Panel(
-        f"h{H}", f"H = {H}", replace(FULL, task="fmnist-mlp2", optimizers=hand, local_steps=H), uses
-    )
+    config = replace(FULL, task="fmnist-mlp2", optimizers=hand, local_steps=H)
+    return Panel(f"h{H}", f"H = {H}", config, uses)
 
 
 FIG_LARGE_H = Experiment(
@@ -257,8 +243,6 @@ _INSTEAD = (
     "Tiny-ImageNet at 32×32 (200 classes) stands in for ImageNet, unless a folder imagenet32 is "
     "there"
 )
-
-# --- generalisation to large tasks ----------------------------------------------------------------
 
 # For each task 4 + 6 + 4 runs of one seed, and short: whole ones take minutes of a large GPU.
 TUNED_FOR, RESNET50_FOR = 300, 150
@@ -303,13 +287,7 @@ FIG_LARGE = Experiment(
     "parameters",
     (
         _large_task(
-            RESNET50,
-            "resnet50",
-            "ResNet-50",
-            "ImageNet ResNet50",
-            "accuracy",
-            RESNET50_FOR,
-            points_at_once=6,
+            *(RESNET50, "resnet50", "ResNet-50", "ImageNet ResNet50", "accuracy"), RESNET50_FOR, 6
         ),
         _large_task(VIT, "vit", "ViT of DeiT-tiny's size", "ImageNet ViT", "accuracy"),
         _large_task(LM, "lm", "Decoder, 12 layers", "LM1B Transformer", "loss"),
@@ -343,15 +321,17 @@ FIG_LARGE = Experiment(
     across=(Across("Speedup over local SGD", "bars"),),
 )
 
-# --- ResNet-152 -----------------------------------------------------------------------------------
-
-WORKERS = (
-    "clip=5",
-    "decay=0.0001",
-)  # of SlowMo's local steps; the learned optimizers bring their own along
+WORKERS = ("clip=5", "decay=0.0001")  # of SlowMo's local steps; learned optimizers have their own
 _RESNET152 = f"imagenet32-resnet152:{MEMORY}"
-
-
+_SLOWMO152 = SweepConfig(
+    task=_RESNET152,
+    method="slowmo",
+    grid=(*GRIDS["SlowMo"][1], *WORKERS),
+    local_steps=8,
+    rounds=200,
+    points_at_once=1,
+)
+_LONG = replace(LARGE, local_steps=8, rounds=2000, seeds=1, seeds_at_once=1)
 FIG_RESNET152 = Experiment(
     "fig-resnet152",
     "Training ResNet-152",
@@ -361,34 +341,14 @@ FIG_RESNET152 = Experiment(
         Panel(
             "resnet152",
             "ResNet-152",
-            replace(
-                LARGE,
-                task=_RESNET152,
-                optimizers=(),
-                local_steps=8,
-                rounds=2000,
-                seeds=1,
-                seeds_at_once=1,
-            ),
+            replace(_LONG, task=_RESNET152, optimizers=()),
             (
                 Use("LOpt-A", by_recipe("lopt-a-imagenet32-widths")),
                 Use("LAgg-A", by_recipe("lagg-a-imagenet32-widths")),
             ),
             metrics=("test_accuracy", "test_loss", "final_train", "diverged"),
             shown=("test-loss", "train", "test-accuracy"),
-            tuned=(
-                Tuning(
-                    "SlowMo",
-                    SweepConfig(
-                        task=_RESNET152,
-                        method="slowmo",
-                        grid=(*GRIDS["SlowMo"][1], *WORKERS),
-                        local_steps=8,
-                        rounds=200,
-                        points_at_once=1,
-                    ),
-                ),
-            ),
+            tuned=(Tuning("SlowMo", _SLOWMO152),),
         ),
     ),
     says=(
@@ -405,13 +365,6 @@ FIG_RESNET152 = Experiment(
 )
 
 FIGURES = (
-    FIG_WORKERS,
-    FIG_ABLATION,
-    FIG_VALIDATION,
-    FIG_GENERALISE,
-    FIG_H_TRANSFER,
-    FIG_COMPRESS,
-    FIG_LARGE_H,
-    FIG_LARGE,
-    FIG_RESNET152,
+    *(FIG_WORKERS, FIG_ABLATION, FIG_VALIDATION, FIG_GENERALISE, FIG_H_TRANSFER, FIG_COMPRESS),
+    *(FIG_LARGE_H, FIG_LARGE, FIG_RESNET152),
 )

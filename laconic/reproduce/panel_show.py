@@ -289,8 +289,8 @@ def _across(
 
 def _axes(name: str, title: str, view: View, curves: Sequence[Curve | None]) -> Axes:
     known = tuple(curve for curve in curves if curve is not None)
-    scales = {"log_y": view.log_y, "from_zero": not view.per_bit}
-    return Axes(name, title, view.x_label, view.y_label, known, **scales)
+    made = Axes(name, title, view.x_label, view.y_label, known, log_y=view.log_y)
+    return replace(made, from_zero=not view.per_bit)
 
 
 def _curve(method: Record, view: View, label: str, style: Style) -> Curve | None:

@@ -1,6 +1,5 @@
 """The paper's numbers, as its tables print them, and settings that experiments share."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +15,8 @@ from laconic.zoo import published
 # Table 1 (speedup over local SGD): columns and rows. None: the hyphen, local SGD's minimum was
 # never reached.
 SPEEDUP_COLUMNS = (
-    "FMNIST MLP",
-    "CIFAR10 MLP",
-    "ImageNet MLP",
-    "ImageNet ResNet50",
-    "ImageNet ViT",
-    "LM1B Transformer",
+    *("FMNIST MLP", "CIFAR10 MLP", "ImageNet MLP"),
+    *("ImageNet ResNet50", "ImageNet ViT", "LM1B Transformer"),
 )
 _SPEEDUP = {  # the value and, unless it is local SGD's, its standard error
     "Local SGD": "1 1 1 1 1 1",
@@ -94,18 +89,15 @@ class Tuned:
     local_sgd: str
     slowmo: tuple[str, str, str]
 
-    def specs(
-        self, methods: Sequence[str] = ("Local SGD", "SlowMo", "SGD", "Adam")
-    ) -> tuple[str, ...]:
-        """Methods at these values, as `laconic compare` is told them."""
+    def specs(self) -> tuple[str, ...]:
+        """The methods at these values, as `laconic compare` reads them."""
         gamma, alpha, beta = self.slowmo
-        known = {
-            "Local SGD": f"local-sgd:gamma={self.local_sgd},label=Local SGD",
-            "SlowMo": f"slowmo:gamma={gamma},alpha={alpha},beta={beta},label=SlowMo",
-            "SGD": f"sgd:alpha={self.sgd},label=SGD",
-            "Adam": f"adam:alpha={self.adam},label=Adam",
-        }
-        return tuple(known[name] for name in methods)
+        return (
+            f"local-sgd:gamma={self.local_sgd},label=Local SGD",
+            f"slowmo:gamma={gamma},alpha={alpha},beta={beta},label=SlowMo",
+            f"sgd:alpha={self.sgd},label=SGD",
+            f"adam:alpha={self.adam},label=Adam",
+        )
 
 
 _MLP = ("FMNIST, 2-Layer MLP", "fmnist-mlp2")
@@ -174,19 +166,14 @@ FEDERATED_LISTING = Listing(
 # --- settings -------------------------------------------------------------------------------------
 
 SHORT = {"fmnist-mlp2": "fmnist"}  # a task's name in an optimizer's, where it is not its own
-SHARES = {
-    "0.1": "tenth",
-    "0.01": "hundredth",
-}  # of the entries that messages keep; names of optimizers have no dots
-FULL = CompareConfig(
-    batch=128, rounds=1000, seeds=10, first_seed=100, on_nan="continue"
-)  # seeds nothing was tuned on
+SHARES = {"0.1": "tenth", "0.01": "hundredth"}  # kept of messages, in names of optimizers
+# on seeds that nothing was tuned on
+FULL = CompareConfig(batch=128, rounds=1000, seeds=10, first_seed=100, on_nan="continue")
 STEPS = 5000
 
 
 def comparison(tuned: Tuned, *more: str, task: str | None = None, **options: Any) -> CompareConfig:
-    """The paper's tuned baselines in their setting, and `more` methods; `task` to use them on
-    another one."""
+    """The paper's tuned baselines in their setting, or on another task, and `more` methods."""
     return replace(
         FULL,
         task=task or tuned.task,
@@ -200,8 +187,7 @@ def comparison(tuned: Tuned, *more: str, task: str | None = None, **options: Any
 def trained(
     architecture: str, *tasks: str, K: int = 8, H: int = 4, steps: int = STEPS, **options: Any
 ) -> MetaConfig:
-    """Meta-training by the measured defaults; the longest horizon grows over the first four fifths
-    of the steps."""
+    """Meta-training by our defaults; the longest horizon grows over 4/5 of the steps."""
     config = MetaConfig(
         architecture=architecture,  # type: ignore[arg-type]
         tasks=tasks or ("fmnist-mlp2",),
@@ -214,21 +200,16 @@ def trained(
 
 
 def learned(architecture: str, *tasks: str, K: int = 8, H: int = 4, share: str = "1") -> Learned:
-    """A learned optimizer for train loss, by the recipe, and from the zoo, that have its name; else
-    by defaults.
+    """A learned optimizer for train loss, by the recipe or the zoo's of its name, else by defaults.
 
-    `share` is what messages keep: the largest of all entries by top-k with error feedback, "1" all
-    of them.
+    `share` is what messages keep, by top-k with error feedback; "1": everything.
     """
     tasks = tasks or ("fmnist-mlp2",)
-    parts = [
-        architecture,
-        *(SHORT.get(task, task) for task in tasks),
-        *([f"k{K}"] if K != 8 else []),
-    ]
-    name = "-".join(
-        [*parts, *([f"h{H}"] if H != 4 else []), *([SHARES[share]] if share != "1" else [])]
-    )
+    parts = [architecture, *(SHORT.get(task, task) for task in tasks)]
+    parts += [f"k{K}"] if K != 8 else []
+    parts += [f"h{H}"] if H != 4 else []
+    parts += [SHARES[share]] if share != "1" else []
+    name = "-".join(parts)
     if name in META_RECIPES:
         return by_recipe(name)
     return Learned(name, trained(architecture, *tasks, K=K, H=H, compress=top_k(share)))
