@@ -123,15 +123,7 @@ def test_the_bound_is_drawn_on_as_a_level():
 def test_the_figure_has_every_axes_the_legend_and_the_note():
     figure = experiment_figure(outcome())
     shown = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
-    assert shown == [
-        "First",
-        "First",
-        "First",
-        "Second",
-        "Bits",
-        "LOpt-A",
-        "Speedups (◇ the paper)",
-    ]
+    assert ", ".join(shown) == "First, First, First, Second, Bits, LOpt-A, Speedups (◇ the paper)"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(LABELS)
     assert SMOKE_LINE in figure.get_suptitle()
     assert all(ax.get_xlabel() and ax.get_ylabel() for ax in figure.axes[:6])
@@ -201,25 +193,10 @@ def test_bars_are_our_numbers_and_diamonds_the_papers():
 
     plot = Figure().subplots()
     blue = {"SlowMo": Style("#0072b2")}
+    row = {"label": "SlowMo", "metric": "speedup", "paper_error": None}
     rows = [
-        {
-            "panel": "a",
-            "label": "SlowMo",
-            "metric": "speedup",
-            "ours": 3.0,
-            "error": 0.5,
-            "paper": 2.0,
-        }
-        | {"paper_error": None},
-        {
-            "panel": "b",
-            "label": "SlowMo",
-            "metric": "speedup",
-            "ours": None,
-            "error": None,
-            "paper": None,
-        }
-        | {"paper_error": None},
+        {**row, "panel": "a", "ours": 3.0, "error": 0.5, "paper": 2.0},
+        {**row, "panel": "b", "ours": None, "error": None, "paper": None},
     ]
     draw_bars(plot, bars_of("Speedups", PAINTED.parts, rows, blue))
     (bar,) = plot.patches
@@ -231,24 +208,16 @@ def test_bars_are_our_numbers_and_diamonds_the_papers():
     ]
     assert diamonds(plot) == [[2.0]]
     plot = Figure().subplots()
-    rows[0] |= {
-        "target": 1.5,
-        "paper_target": 0.2,
-    }  # rounds to another loss cannot be laid beside the paper's
+    # rounds to another loss cannot be laid beside the paper's
+    rows[0] |= {"target": 1.5, "paper_target": 0.2}
     draw_bars(plot, bars_of("Rounds", PAINTED.parts, rows, blue))
     assert diamonds(plot) == []
 
 
 def test_the_table_shows_both_numbers_and_the_difference():
     table = panels_table("t", TITLES, ROWS)
-    assert table.headers == [
-        "panel",
-        "method",
-        "speedup",
-        "the paper",
-        "difference",
-        "final train loss",
-    ]
+    heads = "panel, method, speedup, the paper, difference, final train loss"
+    assert ", ".join(table.headers) == heads
     assert len(table.rows) == 6
     slowmo = next(row for row in table.rows if row[:2] == ["First", "SlowMo"])
     ours = next(
@@ -268,21 +237,9 @@ def test_differences_have_a_sign(value, text):
 
 
 def test_rounds_say_which_loss_they_are_to():
-    row = {
-        "panel": "a",
-        "label": "SlowMo",
-        "metric": "rounds",
-        "ours": None,
-        "error": None,
-        "in_paper": True,
-    }
-    row |= {
-        "paper": 311,
-        "paper_error": None,
-        "difference": None,
-        "target": 1.5,
-        "paper_target": 0.2,
-    }
+    row = {"panel": "a", "label": "SlowMo", "metric": "rounds", "in_paper": True, "paper": 311}
+    row |= dict.fromkeys(("ours", "error", "paper_error", "difference"))
+    row |= {"target": 1.5, "paper_target": 0.2}
     table = panels_table("t", TITLES, [row])
     assert table.headers[2:] == ["rounds to 1.50", "the paper (to 0.200)", "difference"]
     assert table.rows == [["First", "SlowMo", "–", "311", "–"]]
@@ -325,21 +282,10 @@ def test_everything_is_written(tmp_path):
 
 
 def test_tuned_values_as_a_table_with_what_the_paper_lists_besides(tmp_path):
-    row = {
-        "panel": "FMNIST: SlowMo",
-        "setting": "FMNIST",
-        "method": "SlowMo",
-        "label": "slowmo",
-        "metric": "hparams",
-        "ours": {"gamma": 0.1, "alpha": 1.0},
-    }
-    row |= {
-        "loss": 0.2,
-        "paper": {"gamma": 0.3, "alpha": 5 / 3},
-        "paper_loss": 0.5,
-        "difference": 0.3,
-        "recorded": None,
-    }
+    row = {"panel": "FMNIST: SlowMo", "setting": "FMNIST", "method": "SlowMo", "label": "slowmo"}
+    row |= {"metric": "hparams", "recorded": None}
+    row |= {"ours": {"gamma": 0.1, "alpha": 1.0}, "paper": {"gamma": 0.3, "alpha": 5 / 3}}
+    row |= {"loss": 0.2, "paper_loss": 0.5, "difference": 0.3}
     (table,) = SweepPanel.tables(PAINTED, [row])
     assert table.rows == [
         ["FMNIST", "SlowMo", "0.3 / 1.667", "0.1 / 1", "0.200", "0.500", "+0.300", "–"]
