@@ -1,6 +1,6 @@
 """`laconic bench meta-train` as a script: rounds a second, and the last line is one JSON object.
 
-python benchmarks/meta_train.py                      the published setting: K = 8, H = 4, B = 128, 8 pairs, T = 50
+python benchmarks/meta_train.py                      K = 8, H = 4, B = 128, 8 pairs, T = 50
 python benchmarks/meta_train.py --precision highest  … with matrix products in full float32
 """
 

@@ -301,8 +301,8 @@ def _fraction(word: str, number: str) -> float:
 
 # Where the k largest magnitudes of a vector are, without sorting the vector. A float32 that is not
 # negative orders like its bits read as an integer, infinity above all finite numbers and NaN above
-# infinity. So the k-th largest magnitude is found one bit at a time, from the highest: a bit is part
-# of it if at least k entries reach the number that the bit would make. These 31 passes only count,
+# infinity. So the k-th largest magnitude is found one bit at a time, from the highest: a bit is in
+# it if at least k entries reach the number that the bit would make. These 31 passes only count,
 # which a GPU does many times faster than it sorts; only the k that are kept are sorted in the end.
 
 

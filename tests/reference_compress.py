@@ -74,12 +74,12 @@ def unflatten(vector: Array, like: Tree) -> Tree:
 
 
 def count_kept(n: int, fraction: float) -> int:
-    """k of top-k, in exact decimal arithmetic: 7 % of 100 is 7, though 0.07 * 100 is a little more."""
+    """k of top-k, in exact decimal arithmetic: 7 % of 100 is 7, though 0.07 * 100 is more."""
     return max(1, math.ceil(Fraction(str(fraction)) * n))
 
 
 def topk_indices(vector: Array, k: int) -> list[int]:
-    """Where the k largest magnitudes lie, largest first; of equal ones the lower index comes first."""
+    """Where the k largest magnitudes lie, largest first; of equal ones the lower index first."""
     return sorted(range(len(vector)), key=lambda i: (-abs(vector[i]), i))[:k]
 
 
@@ -137,7 +137,7 @@ def topk_quantised(
     order: Literal["magnitude", "index"],
     bucket: int = 256,
 ) -> Tree:
-    """Global top-k, its k values quantised; `order` is how they lie in the buckets and in `u` [k]."""
+    """Global top-k, its k values quantised; `order`: how they lie in buckets and in `u` [k]."""
     x = flatten(tree)
     indices = topk_indices(x, count_kept(len(x), fraction))
     indices = sorted(indices) if order == "index" else indices

@@ -1,4 +1,4 @@
-"""Imports inside the package point one way, and library code neither compiles, prints nor pickles."""
+"""Imports in the package point one way; library code neither compiles, prints nor pickles."""
 
 import ast
 from pathlib import Path

@@ -22,7 +22,7 @@ T = 10
 
 
 def run_rounds(workers: Simulated, server: Server, state: RoundState, rounds: int = T) -> Any:
-    """(shared state, minibatches, losses) of every round, leaves [rounds, …], and the last state."""
+    """(shared state, minibatches, losses) of every round, leaves [rounds, …]; the last state."""
 
     def body(state: RoundState, items: Items) -> Any:
         state, losses = communication_round(workers, server, state, items)

@@ -103,7 +103,7 @@ def first_state(
 
 
 def draw(state: RoundState, workers: int = K, steps: int = H, rounds: int = 1) -> Items:
-    """The items of the state's round, or those of `rounds` rounds from it on, leaves [rounds, …]."""
+    """The items of the state's round, or of `rounds` rounds from it on, leaves [rounds, …]."""
     return _draw(state.key, state.round, workers, steps, rounds)
 
 

@@ -46,7 +46,7 @@ class OverheadConfig:
     rate: float = 0.1
     """SGD's learning rate in the local steps."""
     precision: str = Tuning().precision
-    """Precision of the learned step's matrix products in GPU kernels; half has the digits of TF32."""
+    """Precision of the learned step's matrix products in GPU kernels; half is about TF32."""
     steps: int = 50
     """Steps of each part in a restart."""
     last: int = 40

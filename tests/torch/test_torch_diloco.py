@@ -81,7 +81,7 @@ def test_diloco_gives_the_delta_and_the_learned_step_is_taken_from_the_old_weigh
 
 
 def test_a_replica_heals_to_the_same_outer_state(torchft):
-    """torchft moves `state_dict()` from a healthy replica into a fresh one, and both go on alike."""
+    """torchft moves `state_dict()` from a healthy replica into a fresh one; both go on alike."""
     from torchft.local_sgd import DiLoCo
 
     replicas = []

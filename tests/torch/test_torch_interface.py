@@ -1,4 +1,4 @@
-"""What a torch optimizer owes its users: state that round-trips, any float dtype, and clear errors."""
+"""What a torch optimizer owes its users: state that round-trips, float dtypes, clear errors."""
 
 import copy
 import io
@@ -134,7 +134,7 @@ def test_a_copy_goes_on_by_itself(pair):
     ("dtype", "digits"), [(torch.bfloat16, 8), (torch.float16, 11), (torch.float64, 24)]
 )
 def test_parameters_of_other_dtypes(dtype, digits, tmp_path):
-    """The step is that of the same numbers in float32, rounded once on its way into the parameter."""
+    """The step is that of the same numbers in float32, rounded once into the parameter."""
     low, full = Pair(LOPT_A, tmp_path, SMALL, dtype), Pair(LOPT_A, tmp_path, SMALL, torch.float32)
     with torch.no_grad():
         for p, q in zip(low.params, full.params, strict=True):

@@ -26,7 +26,8 @@ for p in outer.param_groups[0]["params"]:
 outer.step()
 outer.load_state_dict(outer.state_dict())
 print(outer.card.name, outer.card.local["learning_rate"], laconic.LaconicError.__name__)
-print(sorted({name.split(".")[0] for name in sys.modules} & {"jax", "jaxlib", "optax", "equinox", "flax"}))
+loaded = {name.split(".")[0] for name in sys.modules}
+print(sorted(loaded & {"jax", "jaxlib", "optax", "equinox", "flax"}))
 """
 
 

@@ -1,4 +1,4 @@
-"""The PyTorch step against JAX on transposed arrays and against the float64 twin, round by round."""
+"""The PyTorch step against JAX on transposed arrays and the float64 twin, round by round."""
 
 import jax
 import numpy as np
