@@ -85,7 +85,7 @@ def slow_or_not(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [slow_or_not(name) for name in DOCUMENTED])
-def test_examples_run(name, tmp_path, monkeypatch):
+def test_examples_run(name, tmp_path, monkeypatch, standard_promotion):
     monkeypatch.chdir(tmp_path)
     run_examples(name, getattr(laconic, name))
 

@@ -50,7 +50,10 @@ def resume(
 
     Example::
 
-        folder, records = laconic.resume("runs/digits-mlp-20260101-120000")
+        try:
+            laconic.train(laconic.TrainConfig(rounds=20), stop=lambda: True)
+        except laconic.Interrupted as interrupted:
+            folder, records = laconic.resume(interrupted.folder)
     """
     folder = Path(folder)
     kind = str(kind_of(read_header(folder)))
