@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from laconic.errors import LaconicError, unknown
 
@@ -61,7 +62,7 @@ def guarded(
 
     def update(
         updates: Any,
-        state: GuardedState,
+        state: Any,
         params: Any = None,
         *,
         worker_deltas: Any = None,
@@ -138,7 +139,7 @@ def _sound(tree: Any) -> jax.Array:
 
 def _refuse(tree: Any, wrong: jax.Array, message: str) -> Any:
     """The tree, or an error if `wrong`: at once outside `jit`, by the program inside."""
-    if isinstance(wrong, jax.core.Tracer):
+    if isinstance(wrong, Tracer):
         return eqx.error_if(tree, wrong, message)
     if wrong:
         raise LaconicError(message)
