@@ -4,7 +4,9 @@ page."""
 import ast
 import importlib
 import itertools
+import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -225,6 +227,65 @@ def test_an_edit_of_the_docs_still_applies(diff):
         capture_output=True,
     )
     assert not done.returncode, done.stderr
+
+
+# What each edit adds, at work in a copy with that edit.
+EDITED = [
+    """
+import jax.numpy as jnp
+from laconic.architecture import Architecture
+from laconic.outer.features import FORMULAS
+assert Architecture("lopt-a").weights == 2498
+assert float(FORMULAS["sign_m"](type("Fields", (), {"m": jnp.float32(-2.0)}), 0.0)) == -1.0
+""",
+    """
+import jax.numpy as jnp
+from laconic.methods import parse_method
+from laconic.outer.sign_momentum import sign_momentum
+parse_method("sign-diloco:rate=0.01", 4)
+optimizer = sign_momentum(0.5).tx
+params = {"w": jnp.ones(3)}
+step, _ = optimizer.update({"w": jnp.array([2.0, -1.0, 0.0])}, optimizer.init(params), params)
+assert step["w"].tolist() == [-0.5, 0.5, 0.0]
+""",
+    """
+from laconic.tasks.catalog import make_task
+assert make_task("cancer-mlp").classes == 2
+""",
+    """
+from laconic.cli import main
+from pathlib import Path
+try:
+    main(["reproduce", "table-weights", "--scale", "full", "--out", "weights"])
+except SystemExit as end:
+    assert not end.code
+assert Path("weights/figure.png").is_file()
+""",
+    """
+from laconic.errors import LaconicError
+from laconic.runs.folder import Observer, RunFolder
+folder = RunFolder("run")
+folder.header = {"provenance": {"commit": "another"}}
+try:
+    folder.note_changes(Observer())
+except LaconicError as error:
+    assert "was begun at commit another" in str(error)
+else:
+    raise AssertionError("it was not refused")
+""",
+]
+
+
+@pytest.mark.parametrize(("diff", "check"), [*zip(EDITS, EDITED, strict=True)], ids=range(1, 6))
+def test_what_an_edit_of_the_docs_adds_works(diff, check, tmp_path):
+    shutil.copytree(ROOT / "laconic", tmp_path / "laconic")
+    apply = ["git", "apply", "-C1", "-"]
+    subprocess.run(apply, input=diff, text=True, cwd=tmp_path, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

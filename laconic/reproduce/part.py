@@ -41,7 +41,8 @@ Config = CompareConfig | MetaConfig | SweepConfig | OverheadConfig
 class Part(ABC):
     """`name` is that of its folder and of `--panels`; `title` is what people read.
 
-    FOLDER: where its run lies in the experiment's · LAST: the kind of that run's last record
+    FOLDER: where runs of this kind lie in the experiment's folder; "": at its top
+    LAST:   the kind of such a run's last record
     SMALL:  what the smoke scale changes, in words
     """
 
@@ -55,7 +56,7 @@ class Part(ABC):
     @property
     def path(self) -> str:
         """The folder of its run, inside the experiment's."""
-        return f"{self.FOLDER}/{self.name}"
+        return f"{self.FOLDER}/{self.name}" if self.FOLDER else self.name
 
     @abstractmethod
     def tasks(self) -> list[str]:

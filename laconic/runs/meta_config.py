@@ -87,7 +87,7 @@ class MetaConfig:
     time: Literal["shifted", "paper"] = "shifted"
     """Time features tanh(t/x − 1) or, as the paper writes them, tanh(t/x)."""
     output_scale: float = 0.01
-    """Shrinks the last layer's first weights, so that φ begins near doing nothing."""
+    """Scales the initial weights of φ's last layer; a small one lets φ begin near doing nothing."""
     widest: int = 0
     """Inputs of a tensor beyond which its steps shrink in proportion; 0: whole steps everywhere, as
     the paper."""

@@ -295,3 +295,10 @@ def test_panels_own_settings_are_not_the_defaults_of_a_demonstration():
     assert CompareConfig().task == "digits-mlp"
     tasks = {panel.config.task for found in EXPERIMENTS.values() for panel in found.of(Panel)}
     assert "digits-mlp" not in tasks
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_runs_lie_inside_the_experiments_folder(name):
+    for part in EXPERIMENTS[name].parts:
+        assert not part.path.startswith("/")
+        assert part.path.endswith(part.name)
