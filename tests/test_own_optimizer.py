@@ -22,6 +22,7 @@ from laconic.reproduce.panel import Panel
 from laconic.reproduce.run import resume_experiment
 from laconic.reproduce.sweep_panel import SweepPanel
 from laconic.runs.grid import Sweep
+from laconic.runs.settings import resume_command
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import SweepConfig
 from laconic.tasks.catalog import make_task
@@ -100,6 +101,18 @@ def test_it_is_compared(command, tmp_path):
     # The first round begins from the same weights, and takes one local step.
     assert one[0, 0] == other[0, 0]
     assert (one[0, 1:] != other[0, 1:]).all()
+
+
+def test_a_comparison_names_the_script_that_can_resume_it(command, tmp_path, monkeypatch):
+    words = "--task digits-mlp:width=4 --rounds 2 --seeds 1 --workers 2 --local-steps 1 --out run"
+    command("compare", "--optimizers", NAME, *words.split())
+    begun = (tmp_path / "run" / "command.txt").read_text()
+    assert begun == f"python {EXAMPLE} compare --optimizers {NAME} {words}\n"
+    assert resume_command("compare", Path("run")) == f"python {EXAMPLE} compare --resume run"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/laconic", "compare"])
+    assert resume_command("compare", Path("run")) == "laconic compare --resume run"
+    monkeypatch.setattr(sys, "argv", ["mine.py"])  # which calls laconic.compare
+    assert resume_command("compare", Path("run")) == "laconic compare --resume run"
 
 
 def test_it_is_listed_with_its_options(command):

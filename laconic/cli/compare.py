@@ -19,6 +19,7 @@ from laconic.cli.console import (
 from laconic.recipes.comparisons import RECIPES
 from laconic.recipes.sweeps import sweeps
 from laconic.runs.compare import CompareConfig, compare, resume_compare
+from laconic.runs.settings import program
 from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
 from laconic.show.comparison import sizes_of, summary_table
 from laconic.show.sweep import closing_sentence, ranking_table
@@ -46,7 +47,7 @@ def run_compare(argv: Sequence[str]) -> int:
         )
     else:
         config = recipe_words("compare", argv, CompareConfig(), RECIPES, COMPARE)
-        command = shlex.join(["laconic", "compare", *argv])
+        command = shlex.join([*program("compare"), *argv])
         run = lambda bars, stop: compare(config, observer=bars, stop=stop, command=command)
     return with_bars("compare", run, _print_comparison)
 
@@ -58,7 +59,7 @@ def run_sweep_command(argv: Sequence[str]) -> int:
         run = lambda bars, stop: resume_sweep(old.resume, observer=bars, stop=stop)
     else:
         config = recipe_words("sweep", argv, SweepConfig(), sweeps(), SWEEP)
-        command = shlex.join(["laconic", "sweep", *argv])
+        command = shlex.join([*program("sweep"), *argv])
         run = lambda bars, stop: sweep(config, observer=bars, stop=stop, command=command)
     return with_bars("sweep", run, _print_ranking)
 

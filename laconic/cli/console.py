@@ -1,6 +1,5 @@
 """What every command shares: the two consoles, reading words, progress bars, and stopping."""
 
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from rich.progress import (
 from laconic.errors import unknown
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.folder import StopFlag as SilentStopFlag
+from laconic.runs.settings import resume_command
 
 LINE_SECONDS = 10.0  # between two lines of a log about the same thing
 Config = TypeVar("Config")
@@ -103,11 +103,6 @@ def recipes_text(recipes: Mapping[str, tuple[str, Any]]) -> str:
     return f"Recipes (first word, then flags to change it):\n{lines}"
 
 
-def go_on(command: str, folder: Path) -> str:
-    """The command that resumes a run."""
-    return shlex.join(["laconic", command, "--resume", str(folder)])
-
-
 # --- progress and signals -------------------------------------------------------------------------
 
 
@@ -126,7 +121,7 @@ def with_bars(
             folder, records = run(LiveBars(shown), stop)
         except Interrupted as stopped:
             shown.stop()
-            say(f"{stopped} Go on with: {go_on(command, stopped.folder)}", err)
+            say(f"{stopped} Go on with: {resume_command(command, stopped.folder)}", err)
             return stop.status
     show(folder, records)
     return 0

@@ -20,7 +20,6 @@ from laconic.cli.console import (
     LiveDisplay,
     StopFlag,
     err,
-    go_on,
     recipes_text,
     resume_words,
     say,
@@ -34,7 +33,7 @@ from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import meta_train, resume_meta_train
-from laconic.runs.settings import flags_of, read_config
+from laconic.runs.settings import flags_of, program, read_config, resume_command
 
 EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -77,13 +76,13 @@ def run_meta_train(argv: Sequence[str]) -> int:
                     arguments.resume, observer=display, stop=stop, minutes=arguments.minutes
                 )
             else:
-                command = shlex.join(["laconic", "meta-train", *argv])
+                command = shlex.join([*program("meta-train"), *argv])
                 folder, records = meta_train(
                     arguments, observer=display, stop=stop, command=command, name=name
                 )
         except Interrupted as stopped:
             display.close()
-            say(f"{stopped} Go on with: {go_on('meta-train', stopped.folder)}", console)
+            say(f"{stopped} Go on with: {resume_command('meta-train', stopped.folder)}", console)
             return stop.status if stop() else 0  # --minutes that are used up are no failure
     if speaks:
         _print_summary(folder, records)

@@ -15,7 +15,6 @@ from laconic.cli.console import (
     StopFlag,
     bars,
     err,
-    go_on,
     out,
     say,
     timing_bar,
@@ -29,6 +28,7 @@ from laconic.reproduce.part import Watching
 from laconic.reproduce.run import reproduce, resume_experiment
 from laconic.reproduce.scale import compile_quickly
 from laconic.runs.folder import Interrupted, Observer, read_header
+from laconic.runs.settings import resume_command
 from laconic.show.table import Table
 
 _RESUME = "Take up an experiment where it stopped; its name and scale come from the folder."
@@ -118,7 +118,7 @@ def run_reproduce(argv: Sequence[str]) -> int:
             )  # the folder does not know which were asked for
             say(
                 f"{stopped} Go on with: "
-                f"{'the same command' if some else go_on('reproduce', stopped.folder)}",
+                f"{'the same command' if some else resume_command('reproduce', stopped.folder)}",
                 err,
             )
             return stop.status

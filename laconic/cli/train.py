@@ -8,7 +8,6 @@ from typing import Any
 
 from laconic.cli.console import (
     ResumeConfig,
-    go_on,
     recipe_words,
     resume_words,
     say_facts,
@@ -17,6 +16,7 @@ from laconic.cli.console import (
 )
 from laconic.errors import LaconicError
 from laconic.recipes.trainings import TRAIN_RECIPES
+from laconic.runs.settings import program, resume_command
 from laconic.runs.train import WEIGHTS, TrainConfig, read_train_config, resume_train, train
 from laconic.runs.train_log import CURVE
 from laconic.show import training
@@ -29,7 +29,7 @@ processes instead: laconic launch --workers 4 -- train RECIPE"""
 def run_train(argv: Sequence[str]) -> int:
     """`laconic train [RECIPE] [--flags]` or `laconic train --resume DIR`."""
     given = train_words(argv)
-    command = shlex.join(["laconic", "train", *argv])
+    command = shlex.join([*program("train"), *argv])
     if isinstance(given, ResumeConfig):
         run = lambda bars, stop: resume_train(given.resume, observer=bars, stop=stop)
     else:
@@ -58,7 +58,7 @@ def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfi
         config, alone = read_train_config(folder)
         if alone:
             raise LaconicError(
-                f"{folder} was trained in one process: go on with {go_on('train', folder)}"
+                f"{folder} was trained in one process: go on with {resume_command('train', folder)}"
             )
     if workers is not None and config.workers != workers:
         raise LaconicError(

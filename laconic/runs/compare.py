@@ -35,7 +35,7 @@ from laconic.runs.folder import (
     is_another,
 )
 from laconic.runs.measure import local_step_seconds
-from laconic.runs.settings import command_line
+from laconic.runs.settings import command_line, resume_command
 from laconic.runs.simulate import TOPOLOGIES, Chunk, Diverged, Simulation, in_parts
 from laconic.show import comparison, metrics
 from laconic.show.comparison import summarise
@@ -141,7 +141,8 @@ def compare(
         config: what to compare and how.
         task: a task of your own instead of the one that `config.task` names.
         observer: is told of every chunk of rounds.
-        stop: is asked after each chunk; when it says True, the run saves and raises `Interrupted`.
+        stop: is asked after each chunk and each method; when it says True and something remains to
+            be done, the run saves and raises `Interrupted`.
         command: what the report says the run was started with.
 
     Returns:
@@ -160,7 +161,8 @@ def compare(
         )
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
-    (first, _), *_ = prepare(task, methods, setting, options)
+    prepared = prepare(task, methods, setting, options)
+    first = prepared[0][0]
     if first.plan is not None:
         config = replace(config, local_steps=first.H)  # the data of a population decides it
     if options.link is not None and options.step_seconds is None:
@@ -169,7 +171,7 @@ def compare(
         observer.note(f"{task.name} has no test split, so no test loss or accuracy is shown.")
     facts = {"task": describe(task, source), "step_seconds": options.step_seconds}
     with RunFolder.create("compare", config.out, config.task, config, command, **facts) as folder:
-        return folder.path, run_comparison(task, methods, setting, folder, options, observer, stop)
+        return folder.path, run_comparison(prepared, folder, options, observer, stop)
 
 
 def resume_compare(
@@ -187,7 +189,8 @@ def resume_compare(
         setting, options, methods = _parsed(replace(config, on_nan=on_nan or config.on_nan))
         options = replace(options, step_seconds=opened.header["step_seconds"])
         task = opened.same_task(task, config.task, observer)
-        return folder, run_comparison(task, methods, setting, opened, options, observer, stop)
+        prepared = prepare(task, methods, setting, options)
+        return folder, run_comparison(prepared, opened, options, observer, stop)
 
 
 def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[str]:
@@ -236,39 +239,44 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
 
 
 def run_comparison(
-    task: Task,
-    methods: Sequence[Method],
-    setting: Setting,
+    prepared: Sequence[tuple[Simulation, Traffic]],
     folder: RunFolder,
     options: Options = Options(),
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any]]:
-    """Run every method that `folder` has no record of, write the summary and the report → all
-    records."""
+    """Run every method of `prepare` that `folder` has no record of, write the summary and the
+    report → all records."""
     observer = observer or Observer()
     since = folder.changes()
     finished = {record["label"]: record for record in folder.of_kind("method")}
     run = hashlib.sha256(json.dumps(folder.header).encode()).hexdigest()
     place = _Place(folder.checkpoint, run, set(finished))
-    for simulation, sizes in prepare(task, methods, setting, options):
-        if simulation.method.label in finished:
-            _note_another(simulation.method, finished[simulation.method.label], observer)
-        else:
-            _warn_past_horizon(simulation, observer)
-            record = _within_memory(simulation, place, options, observer, stop)
-            times = {"traffic": asdict(sizes), "step_seconds": options.step_seconds}
-            folder.append("method", **times, **record, **since)
-            folder.checkpoint.unlink(missing_ok=True)
+    labels = [simulation.method.label for simulation, _ in prepared]
+    remaining = [label for label in labels if label not in finished]
+    for simulation, sizes in prepared:
+        label = simulation.method.label
+        if label in finished:
+            _note_another(simulation.method, finished[label], observer)
+            continue
+        _warn_past_horizon(simulation, observer)
+        record = _within_memory(simulation, place, options, observer, stop)
+        times = {"traffic": asdict(sizes), "step_seconds": options.step_seconds}
+        folder.append("method", **times, **record, **since)
+        folder.checkpoint.unlink(missing_ok=True)
+        remaining.remove(label)
+        if remaining and stop():
+            raise Interrupted(f"stopped after {label}, before {remaining[0]}.", folder.path)
     records = folder.records()
     if records[-1]["kind"] != "summary":
         # left over if a run died between record and clean-up
         folder.checkpoint.unlink(missing_ok=True)
-        place_of = {method.label: i for i, method in enumerate(methods)}
+        place_of = {label: i for i, label in enumerate(labels)}
         found = [r for r in records if r["kind"] == "method"]
-        in_order = sorted(found, key=lambda method: place_of.get(method["label"], len(methods)))
-        # methods that were added to others, or run again, come where they were asked for
-        if in_order != found:
+        in_order = sorted(found, key=lambda method: place_of.get(method["label"], len(labels)))
+        # methods that were added to others, or run again, come where they were asked for; the
+        # summary from before them is replaced
+        if in_order != found or any(r["kind"] == "summary" for r in records):
             folder.rewrite([records[0], *in_order])
         folder.append("summary", **summarise(in_order, options.target_loss, options.link))
         records = folder.records()
@@ -387,10 +395,11 @@ def _run_method(
                 _save(place, simulation.method, state, history)
                 saved = now
     except Diverged as error:
+        go_on = resume_command("compare", place.path.parent)
         _save(place, simulation.method, error.before, history)
         raise LaconicError(
             f"{error} The last good checkpoint is {place.path}, after round {error.done}. "
-            "Lower the learning rate, or ask to go on with --on-nan continue."
+            f"Lower the learning rate, or go on with: {go_on} --on-nan continue"
         ) from None
     return {
         "label": label,

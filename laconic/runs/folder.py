@@ -68,7 +68,7 @@ class Interrupted(LaconicError):
     Example::
 
         try:
-            laconic.compare(laconic.CompareConfig(rounds=20, seeds=1), stop=lambda: True)
+            laconic.compare(laconic.CompareConfig(rounds=40, seeds=1), stop=lambda: True)
         except laconic.Interrupted as interrupted:
             laconic.resume(interrupted.folder)
     """

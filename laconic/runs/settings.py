@@ -1,6 +1,7 @@
 """Settings of a run: read from its record, compared with others, and as a command line."""
 
 import shlex
+import sys
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -95,6 +96,19 @@ def _read_value(hint: Any, value: Any, source: str) -> Any:
     if type(value) is not wanted:
         raise TypeError(value)
     return value
+
+
+def program(command: str) -> list[str]:
+    """The words that run a command: `laconic COMMAND`, or by the script that was started with it,
+    which may register optimizers of its own."""
+    script = Path(sys.argv[0])
+    own = script.suffix == ".py" and script.name != "__main__.py" and sys.argv[1:2] == [command]
+    return ["python", str(script), command] if own else ["laconic", command]
+
+
+def resume_command(command: str, folder: Path) -> str:
+    """The command that resumes a run."""
+    return shlex.join([*program(command), "--resume", str(folder)])
 
 
 def command_line(command: str, config: Any) -> str:

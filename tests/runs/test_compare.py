@@ -18,10 +18,11 @@ from laconic.errors import LaconicError
 from laconic.method import Setting, local_method
 from laconic.outer import LearnedOptimizer
 from laconic.recipes.comparisons import RECIPES
-from laconic.runs.compare import CompareConfig, _parsed, compare, run_comparison
+from laconic.runs.compare import CompareConfig, Options, _parsed, compare, prepare, run_comparison
 from laconic.runs.folder import CHECKPOINT, Interrupted, RunFolder
 from laconic.runs.resume import resume
 from laconic.runs.settings import command_line
+from laconic.runs.simulate import Simulation
 from laconic.show import metrics
 from laconic.show.comparison import curves_of
 from laconic.store.records import RECORDS, plain, provenance
@@ -137,6 +138,45 @@ def test_stopping_and_resuming_gives_the_same_bits(stop_after, finished, task, t
     ]
 
 
+def test_a_stop_in_the_last_chunk_of_a_method_stops_before_the_next(task, tmp_path):
+    one_chunk = _with(SMALL, rounds=5)
+    whole = compare(_with(one_chunk, out=tmp_path / "whole"), task)[1]
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted, match=r"after local-sgd.*, before slowmo"):
+        compare(_with(one_chunk, out=folder), task, stop=lambda: True)
+    assert not (folder / CHECKPOINT).exists()
+    with pytest.raises(Interrupted, match=r"after slowmo.*, before diloco"):
+        resume(folder, task, stop=lambda: True)
+    _, records = resume(folder, task, stop=lambda: True)  # nothing remains after the last
+    assert timeless(records) == timeless(whole)
+
+
+def test_a_summary_from_before_more_methods_is_replaced(task, tmp_path):
+    config = _with(SMALL, rounds=5, seeds=1, optimizers=SMALL.optimizers[:2])
+    folder, records = compare(_with(config, out=tmp_path / "run"), task)
+    lines = (folder / RECORDS).read_text().splitlines()
+    run, first, second, summary = map(json.loads, lines)
+    RunFolder(folder).rewrite([run, first, summary, second])
+    _, again = resume(folder, task)
+    assert [record["kind"] for record in again] == [record["kind"] for record in records]
+    assert timeless(again) == timeless(records)
+
+
+def test_methods_are_prepared_once(task, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(Simulation, "__init__", _counted(Simulation.__init__, made))
+    compare(_with(SMALL, rounds=5, seeds=1, out=tmp_path / "run"), task)
+    assert len(made) == len(SMALL.optimizers)
+
+
+def _counted(init, made):
+    def counted(self, *args, **options):
+        made.append(self)
+        init(self, *args, **options)
+
+    return counted
+
+
 def test_resuming_a_finished_run_changes_nothing(finished, task):
     folder, records = finished
     before = (folder / RECORDS).read_bytes()
@@ -167,7 +207,7 @@ def test_nan_stops_with_the_last_good_checkpoint_and_can_go_on(task, tmp_path):
     assert re.search(r"worker \d", message)
     assert re.search(r"round \d+", message)
     assert str(folder / CHECKPOINT) in message
-    assert "--on-nan continue" in message
+    assert message.endswith(f"laconic compare --resume {folder} --on-nan continue")
     assert (folder / CHECKPOINT).exists()
     _, records = resume(folder, task, on_nan="continue")
     assert records[1]["diverged"] == [True, True, True]
@@ -225,7 +265,8 @@ def test_past_its_horizon_a_learned_optimizer_warns(task, tmp_path):
     }
     folder = RunFolder(tmp_path)
     folder.append("run", **header)
-    run_comparison(task, [method], Setting(2, 1, 4, 10, (0,), 5), folder, observer=watcher)
+    prepared = prepare(task, [method], Setting(2, 1, 4, 10, (0,), 5), Options())
+    run_comparison(prepared, folder, observer=watcher)
     assert any("meta-trained for 5 rounds" in note for note in watcher.notes)
 
 

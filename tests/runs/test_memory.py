@@ -10,7 +10,7 @@ import pytest
 from laconic.meta.train import MetaTrainer
 from laconic.method import Setting
 from laconic.methods import parse_method
-from laconic.runs.compare import run_comparison
+from laconic.runs.compare import Options, prepare, run_comparison
 from laconic.runs.folder import RunFolder
 from laconic.runs.grid import Sweep
 from laconic.runs.meta_train import meta_train
@@ -32,9 +32,9 @@ def compared(folder, notes):
     folder = RunFolder(folder)
     folder.append("run", config={"target_loss": None, "link": None})
     setting = Setting(4, 2, 8, 20, SEEDS, 10)
-    return run_comparison(
-        least_squares(), [parse_method("local-sgd:gamma=0.1", 4)], setting, folder, observer=notes
-    )
+    methods = [parse_method("local-sgd:gamma=0.1", 4)]
+    prepared = prepare(least_squares(), methods, setting, Options())
+    return run_comparison(prepared, folder, observer=notes)
 
 
 def roomy(monkeypatch, most):
