@@ -99,6 +99,10 @@ def run_launch(argv: Sequence[str]) -> int:
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     plan = _plan(config, words)
     folder, train = plan.folder, plan.train
+    if RunFolder(folder).is_finished():
+        say(f"{folder} is finished: there is nothing left to do.", err)
+        print_outcome(folder, RunFolder(folder).records())
+        return 0
     command = shlex.join(["laconic", "launch", *argv])
     atomic.write_text(folder / "command.txt", command + "\n")
     _greet(plan)

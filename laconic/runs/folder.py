@@ -57,6 +57,12 @@ NEEDED = {
     "evaluated_at diverged",
     "point": "index label numbers seeds minimum final rounds_to_target valid diverged chunk "
     "seconds",
+    "start": "worker round at",
+    "rounds": "round loss losses quorum excluded sent received attempts healed seconds notes "
+    "digest committed_at",
+    "end": "round digest message_bits refused heldout",
+    "progress": "begin end loss norm seconds",
+    "judged": "step which score best",
 }
 
 Record = dict[str, Any]
@@ -303,6 +309,10 @@ class RunFolder:
         """The first record."""
         return self.records()[0]
 
+    def is_finished(self) -> bool:
+        """Whether the last record is a summary."""
+        return [record.get("kind") for record in self.records()][-1:] == ["summary"]
+
     def append(self, kind: str, **values: Any) -> None:
         """Add a record; it is on disk when this returns."""
         records.append(self.file, kind, **values)
@@ -345,10 +355,11 @@ class RunFolder:
 
     def _check(self, kind: str, observer: Observer) -> None:
         found = records.read(self.file, gaps=kind in INDEPENDENT)
+        kinds = {record.get("kind") for record in found}
+        if kind in INDEPENDENT and kinds - {"run", *INDEPENDENT[kind]}:
+            raise _foreign(self.file, kind)
+        check_records(self.file, found)
         if kind in INDEPENDENT:
-            if {record.get("kind") for record in found} - {"run", *INDEPENDENT[kind]}:
-                raise _foreign(self.file, kind)
-            check_records(self.file, found)
             self._mend(found, observer)
 
     def _mend(self, found: list[Record], observer: Observer) -> None:

@@ -26,10 +26,9 @@ from jax.experimental import multihost_utils
 from laconic.errors import LaconicError, require_seed
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh, score
 from laconic.outer.learned import Theta
-from laconic.runs.folder import Interrupted, Observer, RunFolder, read_header
+from laconic.runs.folder import Interrupted, Observer, RunFolder
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.publish import publish_run
-from laconic.runs.settings import read_config
 from laconic.runs.simulate import out_of_memory
 from laconic.show.meta import write_learning_curve
 from laconic.store import checkpoint
@@ -89,18 +88,24 @@ def resume_meta_train(
     minutes: float | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Go on from a folder's checkpoint, with the settings it was begun with; every process must see
-    the folder."""
+    the folder.
+
+    A finished meta-training is returned as it is.
+    """
     observer = observer or Observer()
-    header = read_header(folder, "meta-train")
-    config = read_config(MetaConfig, header["config"], str(folder))
-    config = replace(config, out=folder, minutes=minutes)
-    trainer, sources = _prepare(config)
-    if sources != header["sources"]:
-        raise LaconicError(
-            f"{folder} was begun on {header['sources']}, and the data is now {sources}; start anew."
-        )
     first = by_the_first(lambda: RunFolder.open(folder, "meta-train"))
     with first or RunFolder(folder) as opened:
+        (finished,) = agreed(int(_nothing_left(opened)))
+        if finished:
+            observer.note(f"{folder} is finished: there is nothing left to do.")
+            return folder, by_the_first(opened.records) or []
+        config = replace(opened.config(MetaConfig), minutes=minutes)
+        trainer, sources = _prepare(config)
+        begun_on = opened.header["sources"]
+        if sources != begun_on:
+            raise LaconicError(
+                f"{folder} was begun on {begun_on}, and the data is now {sources}; start anew."
+            )
         opened.note_changes(observer)
         saved = opened.checkpoint.exists()
         state = trainer.start(config.seed, None if saved else _initial(config))
@@ -109,6 +114,21 @@ def resume_meta_train(
             run.restore()
         run.forget_rest()
         return _train(run, stop)
+
+
+def _nothing_left(folder: RunFolder) -> bool:
+    """Whether a run is finished; one whose records tell of steps but has no checkpoint is
+    refused."""
+    if folder.checkpoint.exists():
+        return folder.is_finished() and (folder.path / "best.safetensors").exists()
+    if not folder.is_finished() and folder.of_kind("progress"):
+        done = folder.of_kind("progress")[-1]["end"]
+        raise LaconicError(
+            f"{folder.path} has no {folder.checkpoint.name}, the checkpoint after outer step "
+            f"{done} of its records, so it cannot go on from there; nothing was changed. Put the "
+            "file back, or begin anew with another --out."
+        )
+    return folder.is_finished()
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -216,7 +236,9 @@ class MetaRun:
         self.publish()
 
         def write() -> list[dict[str, Any]]:
-            if self.folder.records()[-1]["kind"] != "summary":
+            picture = self.folder.path / "learning-curve.png"
+            write_learning_curve(self.folder.records(), picture)
+            if not self.folder.is_finished():
                 rounds = self.done * self.trainer.rounds_per_step
                 self.folder.append(
                     "summary",
@@ -226,7 +248,6 @@ class MetaRun:
                     best_step=self.best.step,
                     best_score=self.best.score,
                 )
-            write_learning_curve(self.folder.records(), self.folder.path / "learning-curve.png")
             return self.folder.records()
 
         return by_the_first(write) or []

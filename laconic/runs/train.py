@@ -32,7 +32,7 @@ from laconic.runs.folder import (
 )
 from laconic.runs.measure import final_metrics
 from laconic.runs.settings import command_line, read_config, require_same, settled
-from laconic.runs.train_log import Log, finish, forget_after, log_name
+from laconic.runs.train_log import Log, check_checkpoint, finish, forget_after, log_name
 from laconic.store import checkpoint
 from laconic.store.records import plain
 from laconic.tasks.base import Task
@@ -131,7 +131,10 @@ def resume_train(
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Go on from a folder's checkpoint, with the settings it was begun with."""
+    """Go on from a folder's checkpoint, with the settings it was begun with.
+
+    A finished training is returned as it is.
+    """
     observer = observer or Observer()
     header = read_header(folder, "train")
     if header["engine"] != SIMULATED:
@@ -140,11 +143,15 @@ def resume_train(
             f"{folder}"
         )
     with RunFolder.open(folder, "train") as opened:
+        if opened.is_finished():
+            observer.note(f"{folder} is finished: there is nothing left to do.")
+            return folder, opened.records()
         config = opened.config(TrainConfig)
         method, _ = parts_of(config)
         task = opened.same_task(None, config.task, observer)
         check_same(opened, config)
         engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
+        check_checkpoint(opened, checkpoint_path(folder, engine), config.checkpoint_every)
         forget_after(opened, _saved_rounds(folder, engine))
         _simulate(config, method, task, opened, observer, stop)
         return folder, finish(folder, header["command"])

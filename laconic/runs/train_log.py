@@ -14,28 +14,14 @@ from typing import Any
 
 from laconic.engines.base import Engine
 from laconic.errors import LaconicError
-from laconic.runs.folder import RunFolder, read_header
+from laconic.runs.folder import NEEDED, RunFolder, check_records, read_header
 from laconic.show.training import Life, Row, of_lives, write_loss_curve
 from laconic.store.records import RECORDS, read
 
 CURVE = "loss.png"
 WORKER_LOGS = "worker-*.jsonl"
 FLUSH_SECONDS = 5.0
-KEPT = (
-    "round",
-    "loss",
-    "losses",
-    "quorum",
-    "excluded",
-    "sent",
-    "received",
-    "attempts",
-    "healed",
-    "seconds",
-    "notes",
-    "digest",
-    "committed_at",
-)
+KEPT = tuple(NEEDED["rounds"].split())
 
 
 def log_name(engine: Engine) -> str:
@@ -106,6 +92,25 @@ def forget_after(folder: RunFolder, done: int) -> None:
     folder.rewrite(kept)
 
 
+def check_checkpoint(folder: RunFolder, saved: Path, every: int) -> None:
+    """Refuse to train again from round 0 over rounds whose checkpoint got lost.
+
+    A run killed before its first checkpoint has at most `every` rounds on record; that begins anew.
+    """
+    if saved.exists():
+        return
+    found = folder.records()
+    resumed = any(record["kind"] == "start" and record["round"] for record in found)
+    ended = any(record["kind"] == "end" for record in found)
+    done = [done for record in found if record["kind"] == "rounds" for done in record["round"]]
+    if resumed or ended or (every and max(done, default=0) > every):
+        raise LaconicError(
+            f"{folder.path} has no {saved.name}, the checkpoint after round {max(done, default=0)} "
+            "of its records, so it cannot go on from there; nothing was changed. Put the file "
+            "back, or begin anew with another --out."
+        )
+
+
 def rows_of(record: dict[str, Any]) -> list[Row]:
     """The rounds of a "rounds" record."""
     columns = zip(*(record[name] for name in KEPT), strict=True)
@@ -131,19 +136,25 @@ def lives_of(records: Sequence[dict[str, Any]]) -> list[Life]:
 
 def missing_ends(folder: Path) -> list[str]:
     """The workers' files in a folder whose last process has not come to its end."""
-    logs = {path.name: read(path) for path in sorted(folder.glob(WORKER_LOGS))}
+    logs = {path.name: _read_log(path) for path in sorted(folder.glob(WORKER_LOGS))}
     return [name for name, found in logs.items() if not found or found[-1]["kind"] != "end"]
+
+
+def _read_log(path: Path) -> list[dict[str, Any]]:
+    found = read(path)
+    check_records(path, found)
+    return found
 
 
 def finish(path: Path, command: str) -> list[dict[str, Any]]:
     """The run as one: `records.jsonl` with a summary at its end, and the curve → its records."""
     folder, logs = RunFolder(path), sorted(path.glob(WORKER_LOGS))
     if logs:
-        lives = [life for log in logs for life in lives_of(read(log))]
+        lives = [life for log in logs for life in lives_of(_read_log(log))]
         rounds, summary = of_lives(lives)
         header = read_header(path, "train", logs[0].name) | {"command": command}
         folder.rewrite([header, {"kind": "rounds", **rounds}, {"kind": "summary", **summary}])
-    elif folder.records()[-1]["kind"] != "summary":
+    elif not folder.is_finished():
         folder.append("summary", **of_lives(lives_of(folder.records()))[1])
     write_loss_curve(folder.records(), path / CURVE)
     return folder.records()

@@ -4,6 +4,7 @@ import io
 import json
 import socket
 import stat
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,9 @@ from laconic.cli import launch
 from laconic.cli.launch import LaunchConfig, LaunchDisplay
 from laconic.engines.registry import ENGINES
 from laconic.engines.supervisor import Line
-from tests.cli.commands import assert_help_has, assert_one_error
+from laconic.runs.folder import RunFolder
+from laconic.runs.train import TrainConfig, train
+from tests.cli.commands import assert_help_has, assert_one_error, laconic
 from tests.show.trainings import a_row
 
 TRAIN = ["--", "train", "--task", "digits-mlp:width=4", "--optimizer", "local-sgd"]
@@ -62,6 +65,18 @@ def test_errors_are_one_line_and_start_nothing(argv, parts, capfd, tmp_path, mon
     monkeypatch.setattr(launch, "Supervisor", None)
     assert_one_error(capfd, ["launch", *argv], parts)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_finished_training_is_shown_and_not_trained_again(capfd, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "Supervisor", None)
+    config = TrainConfig("digits-mlp:width=4", "local-sgd", workers=2, rounds=2, batch=4)
+    folder, records = train(replace(config, out=tmp_path / "run"))
+    RunFolder(folder).rewrite([records[0] | {"engine": "torchft"}, *records[1:]])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    code, out, err = laconic(capfd, "launch", "--", "train", "--resume", "run")
+    assert (code, "train loss" in out, "run is finished" in err) == (0, True, True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.usefixtures("installed")

@@ -17,7 +17,7 @@ from laconic.meta.train import MetaTrainer
 from laconic.outer.learned import LearnedOptimizer
 from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.runs.compare import CompareConfig, compare
-from laconic.runs.folder import CHECKPOINT, Interrupted
+from laconic.runs.folder import CHECKPOINT, Interrupted, RunFolder
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import _prepare, meta_train, resume_meta_train
 from laconic.show.meta import history
@@ -188,8 +188,21 @@ def test_a_stopped_run_goes_on_to_the_same_bits(whole, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_going_on_with_a_finished_run_changes_nothing(whole, tmp_path):
+@pytest.mark.parametrize("lost", [(), (CHECKPOINT,), (CHECKPOINT, "best.safetensors")])
+def test_going_on_with_a_finished_run_changes_nothing(lost, whole, tmp_path):
     folder = shutil.copytree(whole[0], tmp_path / "run")
+    for name in lost:
+        (folder / name).unlink()
+    before, watcher = contents(folder), Watcher()
+    assert resume_meta_train(folder, observer=watcher) == (folder, whole[1])
+    assert contents(folder) == before
+    (note,) = watcher.notes
+    assert "is finished" in note
+
+
+def test_a_best_that_is_lost_comes_back_from_the_checkpoint(whole, tmp_path):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    (folder / "best.safetensors").unlink()
     text = (folder / RECORDS).read_text()
     (folder / RECORDS).write_text(text.replace('"python": "3', '"python": "2'))
     before, watcher = (folder / RECORDS).read_bytes(), Watcher()
@@ -202,12 +215,27 @@ def test_going_on_with_a_finished_run_changes_nothing(whole, tmp_path):
     assert note.startswith("versions was")
 
 
+def test_steps_whose_checkpoint_is_lost_are_kept(whole, tmp_path, raises_clearly):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    (folder / CHECKPOINT).unlink()
+    RunFolder(folder).rewrite(whole[1][:-1])
+    before = contents(folder)
+    with raises_clearly(f"no {CHECKPOINT}", "outer step 8", "nothing was changed", "--out"):
+        resume_meta_train(folder)
+    assert contents(folder) == before
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_a_run_begins_from_given_weights_also_if_it_died_at_once(whole, tmp_path):
     config = replace(TINY, init=str(whole[0] / "best.safetensors"), out=tmp_path / "run")
     first, again = Watcher(1), Watcher(1)
     with pytest.raises(Interrupted):
         meta_train(config, observer=first, stop=first.stop)
     (tmp_path / "run" / CHECKPOINT).unlink()
+    RunFolder(tmp_path / "run").rewrite(read(tmp_path / "run" / RECORDS)[:1])
     with pytest.raises(Interrupted):
         resume_meta_train(tmp_path / "run", observer=again, stop=again.stop)
     assert again.losses == first.losses
@@ -392,8 +420,8 @@ def test_a_run_goes_on_only_as_it_was_begun(change, parts, whole, tmp_path, rais
 
 def test_a_checkpoint_of_other_settings_is_refused(whole, tmp_path, raises_clearly):
     folder = shutil.copytree(whole[0], tmp_path / "run")
-    text = (folder / RECORDS).read_text()
-    (folder / RECORDS).write_text(text.replace('"pairs": 2', '"pairs": 3', 1))
+    text = (folder / RECORDS).read_text().replace('"pairs": 2', '"pairs": 3', 1)
+    (folder / RECORDS).write_text(text[: text.index('{"line": 8')])
     with raises_clearly("does not fit", CHECKPOINT):
         resume_meta_train(folder, observer=Watcher())
 

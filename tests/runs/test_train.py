@@ -197,6 +197,45 @@ def test_rounds_after_the_checkpoint_are_forgotten(tmp_path):
     assert sorted(curve_of(records)) == [1, 2, 3, 4, 5]
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_finished_training_without_its_checkpoint_stays_as_it_is(tmp_path):
+    folder, records = train(replace(SMALL, out=tmp_path / "run"))
+    (folder / "worker-0.safetensors").unlink()
+    before, heard = contents(folder), Heard()
+    assert resume_train(folder, observer=heard) == (folder, records)
+    assert contents(folder) == before
+    assert [message["kind"] for message in heard.seen] == ["note"]
+    assert "is finished" in heard.seen[0]["text"]
+
+
+def test_rounds_whose_checkpoint_is_lost_are_kept(tmp_path, raises_clearly):
+    """A run killed before its first checkpoint begins anew; any other needs it."""
+    cut = {"checkpoint_every": 2, "out": tmp_path / "cut"}
+    heard = Heard()
+    with pytest.raises(Interrupted):
+        train(replace(SMALL, **cut), observer=heard, stop=lambda: len(heard.seen) >= 4)
+    (tmp_path / "cut" / "worker-0.safetensors").unlink()
+    before = contents(tmp_path / "cut")
+    with raises_clearly("no worker-0.safetensors", "round 4", "nothing was changed", "--out"):
+        resume_train(tmp_path / "cut")
+    assert contents(tmp_path / "cut") == before
+    forget_after(RunFolder(tmp_path / "cut"), 2)  # as if killed while saving the first one
+    assert len(curve_of(resume_train(tmp_path / "cut")[1])) == 8
+
+
+@pytest.mark.parametrize(("kind", "name"), [("rounds", "kind"), ("rounds", "digest")])
+def test_a_damaged_record_is_named(kind, name, tmp_path, raises_clearly):
+    folder, records = train(replace(SMALL, out=tmp_path / "run"))
+    line = next(i for i, record in enumerate(records) if record["kind"] == kind)
+    del records[line][name]
+    RunFolder(folder).rewrite(records)
+    with raises_clearly(f"line {line + 1}", "is damaged", f"no {name}"):
+        resume_train(folder)
+
+
 @pytest.mark.parametrize("name", TRAIN_RECIPES)
 def test_every_recipe_can_be_trained_by_real_workers(name):
     _, config = TRAIN_RECIPES[name]
