@@ -38,17 +38,15 @@ from laconic.zoo import cards, load, published
 
 
 def _under(outer: str) -> Callable[..., Parts]:
-    """SGD workers under an outer optimizer, which takes the method's other options."""
+    """SGD workers under an outer optimizer, which takes the method's other options, and gamma if
+    it is one of its own."""
 
     def make(K: int, gamma: Number, **options: Any) -> Parts:
+        if "gamma" in OUTER[outer].options:
+            options["gamma"] = gamma
         return Parts(LocalOptimizer("sgd", gamma), OUTER[outer].make(**options))
 
     return make
-
-
-def _slowmo(K: int, gamma: Number, alpha: Number, beta: Number) -> Parts:
-    outer = OUTER["slowmo"].make(gamma=gamma, alpha=alpha, beta=beta)
-    return Parts(LocalOptimizer("sgd", gamma), outer)
 
 
 def _diloco(K: int, gamma: Number, lr: Number, momentum: Number, local: str) -> Parts:
@@ -134,11 +132,21 @@ def _published(name: str) -> Definition:
     return Definition(name, found.card.summary, make, options, published=found)
 
 
+RESERVED = ("compress", "label", "K")  # by all methods; an outer optimizer's option cannot be one
+
+
 def _own(name: str) -> Definition:
     options = {"gamma": _gamma(0.1)}
     for option, default in OUTER[name].options.items():
+        if option in RESERVED:
+            raise LaconicError(
+                f"the outer optimizer {name!r} has an option {option!r}, which every method uses "
+                "for itself: give that argument another name."
+            )
         swept = isinstance(default, float)
         options[option] = Option(default, f"option of {name}", FINITE, swept)
+    if "gamma" in OUTER[name].options:
+        options["gamma"] = _gamma(OUTER[name].options["gamma"])
     return Definition(name, OUTER[name].summary, _under(name), options)
 
 
@@ -154,7 +162,7 @@ _DEFINITIONS = (
     Definition(
         "slowmo",
         "local SGD with slow momentum on the server",  # Wang et al. (2019)
-        _slowmo,
+        _under("slowmo"),
         {
             "gamma": _gamma(0.1),
             "alpha": Option(1.0, "slow learning rate, in units of gamma"),
@@ -378,6 +386,10 @@ def parse_method(
 
 
 def _as_kind(kind: type, text: str, spec: str, key: str) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise LaconicError(f"optimizer {spec!r}: {key} must be true or false, got {text!r}.")
+        return text.lower() == "true"
     try:
         return kind(text)
     except ValueError:

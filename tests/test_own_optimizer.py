@@ -14,7 +14,7 @@ import pytest
 
 from laconic.method import Setting
 from laconic.methods import definition_of, parse_method
-from laconic.outer import OUTER
+from laconic.outer import OUTER, Entry
 from laconic.recipes.sweeps import SWEEPS, sweeps
 from laconic.reproduce import EXPERIMENTS, named_experiment
 from laconic.reproduce.experiment import Experiment
@@ -129,6 +129,36 @@ def test_its_options_are_checked_like_those_of_others(registered, raises_clearly
         parse_method("sign-momentun", 2)
     with raises_clearly("unknown method of a sweep", f"Did you mean '{NAME}'?"):
         definition_of("sign-momentun", "sweep")
+
+
+def test_every_kind_of_option_reaches_the_optimizer(monkeypatch, raises_clearly):
+    got = {}
+
+    def mine(gamma: float = 0.2, nesterov: bool = True, every: int = 2, how: str = "up"):
+        got.update(gamma=gamma, nesterov=nesterov, every=every, how=how)
+        return OUTER["average"].make()
+
+    monkeypatch.setitem(OUTER, "mine", Entry(mine, "one of each", row=""))
+    assert definition_of("mine").swept == ("gamma",)
+    parse_method("mine", 2)
+    assert got == {"gamma": 0.2, "nesterov": True, "every": 2, "how": "up"}
+    parse_method("mine:gamma=0.7,nesterov=false,every=3,how=down", 2)
+    assert got == {"gamma": 0.7, "nesterov": False, "every": 3, "how": "down"}
+    parse_method("mine:nesterov=True", 2)
+    assert got["nesterov"] is True
+    with raises_clearly("nesterov must be true or false", "'0'"):
+        parse_method("mine:nesterov=0", 2)
+    with raises_clearly("gamma must be positive"):
+        parse_method("mine:gamma=-1", 2)
+
+
+@pytest.mark.parametrize("option", ["compress", "label", "K"])
+def test_an_option_that_every_method_has_is_refused(option, monkeypatch, raises_clearly):
+    made = {"compress": lambda compress="": None, "label": lambda label="": None}
+    made["K"] = lambda K=2: None
+    monkeypatch.setitem(OUTER, "mine", Entry(made[option], "not possible", row=""))
+    with raises_clearly("'mine'", repr(option), "another name"):
+        parse_method("mine", 2)
 
 
 # --- sweeps ---------------------------------------------------------------------------------------
