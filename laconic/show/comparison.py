@@ -107,6 +107,11 @@ def _row(record: Record, reference: Any, target: float | None, link: Link | None
     }
 
 
+def summary_of(records: Sequence[Record]) -> Record:
+    """The "summary" record that counts: the last."""
+    return of_kind(records, "summary")[-1]
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -152,7 +157,7 @@ def _columns(summary: Record, link_given: bool) -> list[Column]:
 
 def summary_table(records: Sequence[Record]) -> Table:
     """The row of every method, best values marked: the same in terminal, page and Markdown."""
-    summary = of_kind(records, "summary")[-1]
+    summary = summary_of(records)
     link_given = of_kind(records, "run")[0]["config"]["link"] is not None
     by_label = {m["label"]: look for m, look in zip(*_methods(records), strict=True)}
     against = ""
@@ -168,7 +173,7 @@ def table_of(summary: Record, link_given: bool, left_out: frozenset[str] = froze
     """The table of a "summary" record; methods in `left_out` are never marked as best."""
     columns = _columns(summary, link_given)
     rows = [[column.cell(row) for column in columns] for row in summary["rows"]]
-    rivals = [r for r in summary["rows"] if r["label"] not in left_out and not r["diverged"]]
+    rivals = _rivals(summary["rows"], left_out)
     best: set[tuple[int, int]] = set()
     for j, (_, _, field, better) in enumerate(columns):
         values = [row[field] for row in rivals if field and row[field] is not None]
@@ -178,6 +183,11 @@ def table_of(summary: Record, link_given: bool, left_out: frozenset[str] = froze
             best |= {(i, j) for i, row in enumerate(summary["rows"]) if row["label"] in won}
     headers = [column.name for column in columns]
     return Table("Summary of the methods", headers, rows, best=frozenset(best), code=True)
+
+
+def _rivals(rows: Sequence[Row], left_out: frozenset[str]) -> list[Row]:
+    """The rows that can be the best: not in `left_out`, and no seed diverged."""
+    return [row for row in rows if row["label"] not in left_out and not row["diverged"]]
 
 
 def bounds(records: Sequence[Record]) -> frozenset[str]:
@@ -195,13 +205,17 @@ def _left_out(records: Sequence[Record]) -> str:
 
 def verdict(records: Sequence[Record]) -> str:
     """One sentence in plain words: which method won, by how much, or that none did."""
-    config, summary = of_kind(records, "run")[0]["config"], of_kind(records, "summary")[-1]
+    config, summary = of_kind(records, "run")[0]["config"], summary_of(records)
     rounds = config["rounds"]
     target = summary["target_loss"]
-    rivals = [row for row in summary["rows"] if row["label"] not in bounds(records)]
-    rivals = rivals or summary["rows"]
+    left_out = bounds(records)
+    if len(left_out) == len(summary["rows"]):
+        left_out = frozenset()
+    rivals = _rivals(summary["rows"], left_out)
+    if not rivals:
+        return "Every method diverged."
     reference = next((row for row in rivals if row["label"] == summary["reference"]), None)
-    if target is None or len(rivals) == 1:
+    if target is None or len(summary["rows"]) - len(left_out) == 1:
         return _lowest_loss(rivals, rounds)
     own = reference is not None and config["target_loss"] is None
     whose = f"{reference['label']}'s best" if own else "the target"  # type: ignore[index]
@@ -257,9 +271,9 @@ def _lowest_loss(rows: Sequence[Row], rounds: int) -> str:
 
 def notes(records: Sequence[Record]) -> list[str]:
     """What a reader must know beside the verdict: time on the link, seeds, divergence, bounds."""
-    config, summary = of_kind(records, "run")[0]["config"], of_kind(records, "summary")[-1]
+    config, summary = of_kind(records, "run")[0]["config"], summary_of(records)
     methods, found = of_kind(records, "method"), []
-    rivals = [row for row in summary["rows"] if row["label"] not in bounds(records)]
+    rivals = _rivals(summary["rows"], bounds(records))
     timed = {r["label"]: s for r in rivals if (s := r["seconds_to_target"]) is not None}
     fastest = min(timed, key=timed.__getitem__, default=None)
     reference = summary["reference"]
@@ -283,8 +297,7 @@ def notes(records: Sequence[Record]) -> list[str]:
 def _methods(records: Sequence[Record]) -> tuple[list[Record], list[Style]]:
     """The methods, and one style for each."""
     methods = of_kind(records, "method")
-    reference = next((s["reference"] for s in of_kind(records, "summary")), None)
-    return methods, method_styles([m["label"] for m in methods], reference)
+    return methods, method_styles([m["label"] for m in methods], summary_of(records)["reference"])
 
 
 def legend(records: Sequence[Record]) -> list[tuple[Style, str]]:
@@ -354,7 +367,7 @@ def _train_panel(
             curve = train_curve(method, look)
             curves.append(replace(curve, x=curve.x * cost))
     window = min(metrics.WINDOW, max(len(method["train"][0]) for method in methods))
-    target = next((s["target_loss"] for s in of_kind(records, "summary")), None)
+    target = summary_of(records)["target_loss"]
     y_label = f"train loss (trailing {window}-round mean)"
     return Panel(name, *labels, y_label, tuple(curves), log_x=log_x, target=target)
 
@@ -411,7 +424,7 @@ def blocks(records: Sequence[Record]) -> list[html.Block]:
 
 
 def _curves(records: Sequence[Record]) -> html.Panels:
-    methods, target = of_kind(records, "method"), of_kind(records, "summary")[-1]["target_loss"]
+    methods, target = of_kind(records, "method"), summary_of(records)["target_loss"]
     shown = panels(records)
     if traffic_differs(records):
         shown.append(bits_panel(records))
@@ -477,7 +490,8 @@ def _times(records: Sequence[Record]) -> Table | None:
     (methods, looks), per_round = _methods(records), seconds_per_round(records)
     if not any(per_round):
         return None
-    target = of_kind(records, "summary")[-1]["target_loss"]
+    summary = summary_of(records)
+    target = summary["target_loss"]
     marks = [*_ladder(methods), *([] if target is None else [float(target)])]
     losses = sorted(set(marks), reverse=True)
     names = [f"to {number(x)} (target)" if x == target else f"to {x:g}" for x in losses]
@@ -485,7 +499,8 @@ def _times(records: Sequence[Record]) -> Table | None:
     for method, cost in zip(methods, per_round, strict=True):
         rounds = [metrics.rounds_to_loss(method["train"], loss) for loss in losses]
         seconds.append([None if n is None or cost is None else n * cost for n in rounds])
-    rivals = [i for i, method in enumerate(methods) if method["label"] not in bounds(records)]
+    able = {row["label"] for row in _rivals(summary["rows"], bounds(records))}
+    rivals = [i for i, method in enumerate(methods) if method["label"] in able]
     best = set()
     for j in range(len(losses)):
         known = {i: s for i in rivals if (s := seconds[i][j]) is not None}

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from laconic.show.comparison import notes, summary_table, table_of, verdict
+from laconic.show.comparison import notes, panels, summary_table, table_of, verdict
 from tests.show.made_up import LINK, diverging, usual
 
 FIELDS = ("label", "final_train", "final_train_error", "test_loss", "test_accuracy")
@@ -143,6 +143,27 @@ def test_without_a_target_the_verdict_falls_back_on_the_final_loss():
     records = judged([1, 1, 1], reference=None)
     records[-1]["target_loss"] = None
     assert verdict(records) == "After 1,000 rounds diloco has the lowest training loss, 0.300."
+
+
+def test_a_diverged_method_never_wins():
+    records = judged([984, 210, 5])
+    records[0]["config"]["link"] = LINK
+    for row, seconds in zip(records[-1]["rows"], (240.0, 51.0, 2.0), strict=True):
+        row["seconds_to_target"] = seconds
+    records[-1]["rows"][2]["diverged"] = 1
+    assert verdict(records).startswith("slowmo reached local-sgd's best training loss")
+    assert notes(records)[0].endswith("takes slowmo 51 s and local-sgd 4 min.")
+    records[-1]["rows"][1]["diverged"] = 1
+    assert verdict(records).startswith("No method reached local-sgd's best training loss (0.224)")
+    records[-1]["rows"][0]["diverged"] = 1
+    assert verdict(records) == "Every method diverged."
+
+
+def test_the_last_summary_counts():
+    records = usual(seeds=2, rounds=30)
+    old = {**records[-1], "target_loss": 123.0, "reference": None}
+    shown = panels([*records[:-1], old, records[-1]])
+    assert [panel.target for panel in shown] == [panel.target for panel in panels(records)]
 
 
 def test_a_bound_is_no_rival():
