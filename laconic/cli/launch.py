@@ -2,6 +2,7 @@
 live table of what they do."""
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -22,7 +23,7 @@ from rich.text import Text
 
 from laconic.cli.console import LiveDisplay, StopFlag, err, out, say
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
-from laconic.cli.train import print_outcome, shared_config
+from laconic.cli.train import check_same_end, print_outcome, shared_config
 from laconic.cli.worker import Connection, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.registry import EngineEntry, engine_entry
@@ -39,6 +40,8 @@ LIGHTHOUSE, COMPILED = "lighthouse", "compiled"
 PYTHON: tuple[str, ...] = (sys.executable, "-m")
 RESTARTS = 3
 LATE = 10.0  # seconds that a worker may be behind the first to finish
+TOO_LATE = "too late"  # the state of one that is no longer waited for
+UNDER_WAY = "this round and one more, once all workers have saved"
 RECENT = 20  # rounds that times are a mean of
 HEADS = ("worker", "state", "round", "quo-\nrum", "loss", "MB\nout", "MB\nin", "com-\npute", "talk")
 HEADS += ("outer", "left\nout", "refu-\nsed", "re-\nstarts")  # narrow: all fit into 80 columns
@@ -75,16 +78,21 @@ class LaunchConfig(Connection):
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch with everything decided."""
+    """A launch with everything decided; its folder `run` is locked."""
 
     config: LaunchConfig
     train: TrainConfig
     entry: EngineEntry
-    folder: Path
+    run: RunFolder
     address: str
     token: str
     token_at: str
     restarts: int
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is written."""
+        return self.run.path
 
     @property
     def names(self) -> list[str]:
@@ -98,38 +106,40 @@ def run_launch(argv: Sequence[str]) -> int:
     config = tyro.cli(LaunchConfig, args=own, prog="laconic launch", description=DESCRIPTION)
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     plan = _plan(config, words)
+    with plan.run:  # locked; the workers lock files of their own
+        return _carry_out(plan, own, shlex.join(["laconic", "launch", *argv]))
+
+
+def _carry_out(plan: Launch, own: Sequence[str], command: str) -> int:
+    """Train; `own` are the words before -- → the exit status."""
     folder, train = plan.folder, plan.train
-    if RunFolder(folder).is_finished():
+    if plan.run.is_finished():
         say(f"{folder} is finished: there is nothing left to do.", err)
-        print_outcome(folder, RunFolder(folder).records())
+        print_outcome(folder, plan.run.records())
+        check_same_end(plan.run.records())
         return 0
-    command = shlex.join(["laconic", "launch", *argv])
     atomic.write_text(folder / "command.txt", command + "\n")
     _greet(plan)
     title = f"{train.task}, {train.optimizer}, {train.rounds} rounds"
-    resume = shlex.join(["train", "--resume", str(folder)])
-    again = f"laconic launch --workers {train.workers} -- {resume}"
+    again = shlex.join(["laconic", "launch", *own, "--", "train", "--resume", str(folder)])
     display = LaunchDisplay(plan.names, train.rounds, title)
     try:
-        with StopFlag("this round and one more") as stop, display:
-            _watch(plan, display, stop)
+        with StopFlag(UNDER_WAY) as stop, display:
+            ended = _watch(plan, display, stop)
     except LaconicError as error:
         if not any(folder.glob(WORKER_LOGS)):
             raise
         raise LaconicError(f"{error} What was done is kept; go on with: {again}") from error
     finally:
         shutil.rmtree(folder / COMPILED, ignore_errors=True)
-    if stop():
+    if stop() and not ended:
         say(f"stopped after round {display.round} of {train.rounds}. Go on with: {again}", err)
         return stop.status
     records = finish(folder, command)
     if not err.is_terminal:  # in a terminal the table is there already
         out.print(display.render())
     print_outcome(folder, records)
-    if len(records[-1]["final_digests"]) != 1:
-        raise LaconicError(
-            "the workers did not end with the same state; their records say after which round."
-        )
+    check_same_end(records)
     return 0
 
 
@@ -161,16 +171,16 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
     host = config.host or reached_at(config.bind, "127.0.0.1")
     make_task(train.task)  # so that missing data is found, or fetched, once
     if resumed and train.out is not None:
-        folder = train.out
+        run = RunFolder(train.out)
+        run.lock()
     else:
-        with RunFolder.new(train.out, train.task) as made:
-            folder = made.path
+        run = RunFolder.new(train.out, train.task)
     if token is None:
-        token, token_at = new_token(), f"the token in {folder / 'token'}"
+        token, token_at = new_token(), f"the token in {run.path / 'token'}"
         if (config.here or train.workers) < train.workers:
-            write_token(folder / "token", token)
-    train = replace(train, out=folder)
-    return Launch(config, train, entry, folder, with_port(host, port), token, token_at, restarts)
+            write_token(run.path / "token", token)
+    train = replace(train, out=run.path)
+    return Launch(config, train, entry, run, with_port(host, port), token, token_at, restarts)
 
 
 def _greet(plan: Launch) -> None:
@@ -210,8 +220,12 @@ def _flags(values: dict[str, Any]) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
-def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> None:
-    """Keep all going until all are done, a signal comes or one has died too often."""
+def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> bool:
+    """Keep all going until all are done, a signal comes or one has died too often → whether all
+    came to the end of the training.
+
+    After a signal the workers save, however long their rounds take; a second one ends them.
+    """
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, VARIABLE: plan.token}
     tell, take = display.tell, display.take
     first_end: float | None = None
@@ -224,7 +238,21 @@ def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> None:
             if any(row.ended for row in display.workers.values()):
                 first_end = first_end or time.monotonic()
                 _release(group, display, late=time.monotonic() - first_end > LATE)
-        group.end(LATE + plan.config.waits.silence)
+        if stop():
+            _let_save(group, display)
+        group.end()
+        late = {name for name, row in display.workers.items() if row.state == TOO_LATE}
+        return all(member.done or name in late for name, member in group.workers.items())
+
+
+def _let_save(group: Supervisor, display: "LaunchDisplay") -> None:
+    """Ask the workers to save and end, and wait until they have."""
+    for name, member in group.workers.items():
+        if member.until is None:
+            group.dismiss(name, math.inf)
+    while any(member.child for member in group.workers.values()):
+        group.step(0.1)
+        display.tick()
 
 
 def _release(group: Supervisor, display: "LaunchDisplay", late: bool) -> None:
@@ -233,7 +261,7 @@ def _release(group: Supervisor, display: "LaunchDisplay", late: bool) -> None:
         wanted = member.until is None and not member.done and not display.workers[name].ended
         if wanted and (late or member.child is None):
             display.tell(name, "no longer needed: the others have finished")
-            display.workers[name].state = "too late"
+            display.workers[name].state = TOO_LATE
             group.dismiss(name, HASTE)
 
 

@@ -73,3 +73,11 @@ def print_outcome(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     paths = {"weights": WEIGHTS, "picture": CURVE}
     files = {what: (folder / name).resolve() for what, name in paths.items()}
     say_facts({**dict(training.facts(records)), **files})
+
+
+def check_same_end(records: Sequence[dict[str, Any]]) -> None:
+    """Refuse the outcome of workers that ended with different states."""
+    if len(records[-1]["final_digests"]) != 1:
+        raise LaconicError(
+            "the workers did not end with the same state; their records say after which round."
+        )

@@ -16,7 +16,7 @@ import tyro
 
 from laconic.cli.console import LINE_SECONDS, StopFlag, err, say
 from laconic.cli.hosts import need_token
-from laconic.cli.train import print_outcome, shared_config
+from laconic.cli.train import check_same_end, print_outcome, shared_config
 from laconic.engines.address import (
     ProcessRank,
     free_port,
@@ -120,7 +120,9 @@ def run_worker(argv: Sequence[str]) -> int:
     del lighthouse  # it served until now
     if hosts and not config.json:
         _wait(lambda: not missing_ends(folder), END_SECONDS)
-        print_outcome(folder, finish(folder, command))
+        records = finish(folder, command)
+        print_outcome(folder, records)
+        check_same_end(records)
     return 0
 
 

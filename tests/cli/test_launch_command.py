@@ -2,8 +2,11 @@
 
 import io
 import json
+import signal
 import socket
 import stat
+import sys
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -104,10 +107,14 @@ def test_help_teaches(capfd):
 
 @pytest.fixture
 def plan_of(installed):
-    def make(*words, **flags):
-        return launch._plan(LaunchConfig(**flags), ["train", *TRAIN[2:], *words])
+    with ExitStack() as locks:
 
-    return make
+        def make(*words, **flags):
+            plan = launch._plan(LaunchConfig(**flags), ["train", *TRAIN[2:], *words])
+            locks.enter_context(plan.run)
+            return plan
+
+        yield make
 
 
 def test_commands_carry_everything_but_the_token(plan_of, tmp_path, monkeypatch):
@@ -167,6 +174,71 @@ def test_listening_beyond_this_machine_is_said(plan_of, capfd):
     launch._greet(plan)
     assert plan.address.startswith("10.1.2.3:")
     assert "listening at 0.0.0.0, beyond this machine" in capfd.readouterr().err
+
+
+def test_a_folder_in_use_is_refused_and_left_as_it_is(plan_of, capfd, tmp_path, monkeypatch):
+    plan = plan_of("--out", "run", workers=2)
+    assert_one_error(capfd, ["launch", *TRAIN, "--out", "run"], ["run is in use"])
+    monkeypatch.setattr(launch, "shared_config", lambda *given: (plan.train, True))
+    words = ["launch", "--here", "1", "--", "train", "--resume", "run"]
+    assert_one_error(capfd, words, ["run is in use"])
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+# --- a launch -------------------------------------------------------------------------------------
+
+SIGNALLED = """
+import os, pathlib, signal, sys, time
+
+def save(*_):
+    time.sleep(1.0)
+    pathlib.Path("saved").touch()
+    sys.exit(STATUS)
+
+signal.signal(signal.SIGTERM, save)
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(60)
+"""
+OWN = ["--workers", "1", "--here", "1", "--silence", "0.1", "--restarts", "2"]
+
+
+@pytest.fixture
+def signalled(installed, monkeypatch):
+    """A launch of one worker that has its launcher interrupted, takes a second to save, and ends
+    with a status → the launch's status."""
+
+    def run(status):
+        command = [sys.executable, "-c", SIGNALLED.replace("STATUS", str(status))]
+        monkeypatch.setattr(launch, "LATE", 0.1)
+        monkeypatch.setattr(launch, "_commands", lambda plan: ({}, {"worker 0": command}))
+        return launch.run_launch([*OWN, *TRAIN, "--out", "a run"])
+
+    return run
+
+
+def test_a_signal_lets_workers_save_and_the_launch_goes_on_as_it_was(signalled, capfd, tmp_path):
+    assert signalled(128 + signal.SIGTERM) == 128 + signal.SIGINT
+    assert (tmp_path / "saved").exists()
+    said = capfd.readouterr().err
+    assert "once all workers have saved; once more to leave at once" in said
+    again = f"laconic launch {' '.join(OWN)} -- train --resume 'a run'"
+    assert f"stopped after round 0 of 100. Go on with: {again}" in said
+
+
+def test_a_signal_after_the_last_round_loses_nothing(signalled, monkeypatch, raises_clearly):
+    shown = []
+
+    def show(folder, records):
+        shown.append(records)
+        with raises_clearly("is in use"):
+            RunFolder(folder).lock()
+
+    monkeypatch.setattr(launch, "finish", lambda *given: [{"final_digests": ["a"]}])
+    monkeypatch.setattr(launch, "print_outcome", show)
+    assert signalled(0) == 0
+    assert len(shown) == 1
+    with RunFolder("a run") as free:
+        free.lock()
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
         _, err = finish(running, 128 + signal.SIGINT)
     assert not any(map(alive, children))
     done = int(re.search(r"stopped after round (\d+) of 120", err)[1])
-    assert "Go on with: laconic launch --workers 2 -- train --resume run" in err
+    assert f"Go on with: laconic launch {' '.join(flags)} -- train --resume run" in err
 
     with launch(tmp_path, *FAST, "--", "train", "--resume", "run") as running:
         out, _ = finish(running)

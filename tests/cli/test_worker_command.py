@@ -160,6 +160,17 @@ def test_a_host_whose_port_is_taken_says_so(capfd, monkeypatch):
         )
 
 
+def test_a_host_fails_if_the_workers_ended_with_different_states(capfd, monkeypatch):
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in {"LACONIC_TOKEN": "secret", **place}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("host_lighthouse", "work", "print_outcome"):
+        monkeypatch.setattr(worker, name, lambda *given, **named: None)
+    monkeypatch.setattr(worker, "missing_ends", lambda folder: [])
+    monkeypatch.setattr(worker, "finish", lambda *given: [{"final_digests": ["a", "b"]}])
+    assert_one_error(capfd, ["worker", "--", "train"], ["did not end with the same state"])
+
+
 def test_help_teaches(capfd):
     words = [
         "srun laconic worker",
