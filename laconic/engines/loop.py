@@ -140,6 +140,7 @@ class Loop:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
         self._held: dict[Digest, Replica] = {}
         self._notes: list[str] = []
+        self._afresh = False  # local state that no checkpoint gave, before its first round
         self.final: tuple[Replica, Digest] | None = None  # the state after all rounds
 
     def rounds(self) -> Generator[Report, None, None]:
@@ -195,6 +196,7 @@ class Loop:
         self.engine.commit(True, digest)
         committed_at = time.time()
         local.settle(replica)
+        self._afresh = False
         self.at(AFTER_COMMIT, quorum.round)
         report = Report(
             round=quorum.round + 1,
@@ -276,6 +278,8 @@ class Loop:
         if digest != quorum.digest:
             raise Interrupted("the state that came is not the one the quorum follows.")
         self._notes.append(f"took over the state of round {quorum.round}")
+        if self._afresh:
+            self._notes.append("no checkpoint: the local optimizer and its residual start afresh")
         local.settle(replica)
         return replica, self._hold(digest, replica)
 
@@ -309,8 +313,8 @@ class Loop:
         if self.path is not None and self.path.exists():
             (replica, clients), _ = checkpoint.load(self.path, (replica, clients))
             self._notes.append(f"resumed after round {int(replica.round)} from {self.path.name}")
-        elif jax.tree.leaves(clients):
-            self._notes.append("no checkpoint: the local optimizer and its residual start afresh")
+        else:
+            self._afresh = bool(jax.tree.leaves(clients))
         mine = self.engine.mine
         return replica, LocalWorkers(self.programs, self.seal, mine, clients, self._threads)
 

@@ -137,6 +137,7 @@ def test_it_goes_on_from_its_checkpoint(tmp_path):
     made = method(local=SGD, spec="topk:0.3+ef")
     straight = list(run(made, 8).rounds())
     first = list(run(made, 4, folder=tmp_path, checkpoint_every=3).rounds())
+    assert not any(r.notes for r in first)  # a first start has lost nothing
     rest = list(run(made, 8, folder=tmp_path, checkpoint_every=3).rounds())
     assert [r.digest for r in first + rest] == [r.digest for r in straight]
     assert any("resumed after round 4" in note for note in rest[0].notes)
