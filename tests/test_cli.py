@@ -87,7 +87,7 @@ def test_markup_in_a_label_is_only_text(capfd, tmp_path):
         capfd, "compare", *QUICK, "--optimizers", spec, "--out", str(tmp_path / "run")
     )
     assert code == 0, err
-    assert "against a[/red]" in out
+    assert "a[/red] ended at a training loss" in out
 
 
 def test_a_recipe_can_be_changed_by_flags(capfd, tmp_path):

@@ -21,7 +21,7 @@ from laconic.recipes.sweeps import sweeps
 from laconic.runs.compare import CompareConfig, compare, resume_compare
 from laconic.runs.settings import program
 from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
-from laconic.show.comparison import sizes_of, summary_table
+from laconic.show.comparison import setting_of, summary_table, verdict
 from laconic.show.sweep import closing_sentence, ranking_table
 
 COMPARE = "Compare outer optimizers on one task."
@@ -65,14 +65,8 @@ def run_sweep_command(argv: Sequence[str]) -> int:
 
 
 def _print_comparison(folder: Path, records: Sequence[dict[str, Any]]) -> None:
-    header, summary = records[0], records[-1]
-    config = header["config"]
-    run_for = f"{config['rounds']} rounds, {config['seeds']} seeds"
-    title = f"{header['task']['name']}: {sizes_of(config)}, {run_for}"
-    out.print(replace(summary_table(records), title=title).terminal())
-    if summary["target_loss"] is not None:
-        reference = summary["reference"] or "–"
-        say(f"target: train loss {summary['target_loss']:.4g}; speedup: against {reference}")
+    out.print(replace(summary_table(records), title=setting_of(records)).terminal())
+    say(verdict(records))
     say(f"report: {(folder / 'report.html').resolve()}")
 
 

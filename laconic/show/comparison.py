@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.federated.population import in_words
+from laconic.federated.population import in_words, read_federated
 from laconic.show import figures, metrics
 from laconic.show import page as html
 from laconic.show.curves import (
@@ -162,11 +162,18 @@ def summary_table(records: Sequence[Record]) -> Table:
     by_label = {m["label"]: look for m, look in zip(*_methods(records), strict=True)}
     against = ""
     if summary["reference"] is not None:
-        against = f" Speedup: against {summary['reference']}, to its best training loss."
+        against = f" Speedup: to {_goal_of_speedups(records)}."
     note = f"Bold marks the best of a column{_left_out(records)}; "
     note += f"MB are per worker for the whole run.{against}"
     looks = [by_label[row["label"]] for row in summary["rows"]]
     return replace(table_of(summary, link_given, bounds(records)), note=note, styles=looks)
+
+
+def _goal_of_speedups(records: Sequence[Record]) -> str:
+    """The loss that every speedup is a speedup to, in words."""
+    name = summary_of(records)["reference"]
+    reference = next(m for m in of_kind(records, "method") if m["label"] == name)
+    return f"{name}'s lowest training loss ({number(metrics.minimum_loss(curves_of(reference)))})"
 
 
 def table_of(summary: Record, link_given: bool, left_out: frozenset[str] = frozenset()) -> Table:
@@ -550,8 +557,18 @@ def _provenance(records: Sequence[Record]) -> str:
     about += html.provenance_facts(html.provenances(records))
     seconds = sum(method["seconds"] for method in of_kind(records, "method"))
     about.append(("wall time", duration(seconds)))
-    settings = [(name.replace("_", " "), _setting(value)) for name, value in run["config"].items()]
+    shown = {**run["config"], "federated": _population(run["config"])}
+    if not shown["federated"]:
+        del shown["federated"]
+    settings = [(name.replace("_", " "), _setting(value)) for name, value in shown.items()]
     return f'<div class="columns">{html.pairs(settings)}{html.pairs(about)}</div>'
+
+
+def _population(config: Record) -> str:
+    """Every option of the population that is not at its default; "" without one."""
+    options = read_federated(config, "the record")["federated"]
+    dropout = f", dropout={options.dropout:g}" if options.dropout else ""
+    return options.words().replace(",", ", ") + dropout
 
 
 def _setting(value: Any) -> str:

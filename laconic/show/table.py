@@ -120,19 +120,28 @@ class Table:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def terminal(self) -> "rich.table.Table":
-        """The table for rich's `Console.print`; only columns of words may be broken."""
+        """The table for rich's `Console.print`, best cells in bold, its note below; only columns of
+        words may be broken."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        look = {"title_justify": "left", "title_style": "bold", "box": SIMPLE_HEAD}
-        made = RichTable(title=Text(self.title) if self.title else None, pad_edge=False, **look)
+        made = RichTable(
+            title=Text(self.title) if self.title else None,
+            title_justify="left",
+            title_style="bold",
+            caption=Text(self.note) if self.note else None,
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+        )
         for i, name in enumerate(self.headers):
             words = i < self.left
             justify = "left" if words else "right"
             made.add_column(Text(name), justify=justify, overflow="fold", no_wrap=not words)
-        for row in self.rows:
-            made.add_row(*map(Text, row))
+        for i, row in enumerate(self.rows):
+            bold = ["bold" if (i, j) in self.best else "" for j in range(len(row))]
+            made.add_row(*map(Text, row, bold))
         return made
 
     def groups(self) -> list["Table"]:

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from laconic.show.comparison import notes, panels, summary_table, table_of, verdict
+from laconic.show import metrics
+from laconic.show.comparison import curves_of, notes, panels, summary_table, table_of, verdict
+from laconic.show.table import number
 from tests.show.made_up import LINK, diverging, usual
 
 FIELDS = ("label", "final_train", "final_train_error", "test_loss", "test_accuracy")
@@ -157,6 +159,14 @@ def test_a_diverged_method_never_wins():
     assert verdict(records).startswith("No method reached local-sgd's best training loss (0.224)")
     records[-1]["rows"][0]["diverged"] = 1
     assert verdict(records) == "Every method diverged."
+
+
+def test_the_note_says_which_loss_the_speedup_is_to():
+    records = usual(seeds=2, rounds=30)
+    lowest = number(metrics.minimum_loss(curves_of(records[1])))
+    assert summary_table(records).note.endswith(
+        f" Speedup: to local-sgd's lowest training loss ({lowest})."
+    )
 
 
 def test_the_last_summary_counts():

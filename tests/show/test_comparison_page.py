@@ -129,6 +129,16 @@ def test_the_page_says_where_the_numbers_come_from():
     assert "with uncommitted changes" not in report.report_page(records)
 
 
+def test_a_population_is_told_in_words_and_left_out_if_there_is_none():
+    records = usual()
+    records[0]["config"]["federated"] = {"clients": 0, "alpha": None, "epochs": 1}
+    assert "federated" not in Page(report.report_page(records)).text
+    records[0]["config"]["federated"] |= {"clients": 40, "alpha": 0.1, "dropout": 0.2}
+    text = Page(report.report_page(records)).text
+    assert "clients=40, alpha=0.1, dropout=0.2" in text
+    assert "{" not in text
+
+
 def test_times_on_the_link_match_rounds_times_the_seconds_of_a_round():
     records = usual(link=LINK)
     records[2] |= {"step_seconds": None}

@@ -91,6 +91,17 @@ def test_a_terminal_shows_cells_as_they_are():
     assert all(text in shown for text in ("[b]T", "name", "[red]x", "0.5"))
 
 
+def test_a_terminal_shows_the_best_in_bold_and_the_note():
+    rows = [["x", "0.5"], ["y", "0.25"]]
+    shown = Table("", ["name", "loss"], rows, "Lower [is] better.", frozenset({(1, 1)})).terminal()
+    console = Console(width=60, force_terminal=True, file=io.StringIO(), color_system="standard")
+    console.print(shown)
+    text = console.file.getvalue()
+    assert "\x1b[1m0.25\x1b[0m" in text
+    assert "\x1b[1m0.5" not in text
+    assert " ".join(text.split()).endswith("Lower [is] better.")  # as wide as the table
+
+
 def test_rows_that_belong_together_are_a_table_with_their_name_above():
     text = page.html([GROUPED])
     assert re.findall(r"<h5>(.*?)</h5>", text) == ["A | 1", "B"]
