@@ -29,10 +29,10 @@ from laconic.engines.address import free_port, is_loopback, reached_at, split_ad
 from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
-from laconic.runs.folder import RunFolder
+from laconic.runs.folder import WORKER_LOGS, RunFolder
 from laconic.runs.settings import command_line
 from laconic.runs.train import TrainConfig, parts_of
-from laconic.runs.train_log import WORKER_LOGS, finish
+from laconic.runs.train_log import finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
 

@@ -2,10 +2,13 @@
 
 A comparison, a sweep, a training, a meta-training and an experiment each own one folder. It holds
 `records.jsonl`, whose first record (the header) says what kind of run it is, its settings, its
-command and what made it; `checkpoint.safetensors` while something is under way; and what the run
-shows at its end. All of them go by the rules of this file:
+command and what made it; the checkpoint of what is under way (`checkpoint.safetensors`; of a
+training `worker-N.safetensors`); and what the run shows at its end. All of them go by the rules of
+this file:
 
-- One process writes to a folder at a time. The kernel keeps the lock: a killed process leaves none.
+- One process writes to a file of records at a time: one to a folder, except where K workers train
+  as processes, each with a `worker-N.jsonl` of its own. The kernel keeps the lock: a killed process
+  leaves none.
 - A setting that a record lacks is at its default. A whole number may stand where a decimal one is
   asked for. An unknown setting is refused.
 - A run goes on with the task, the data and the learned optimizer it was begun with, or not at all.
@@ -16,6 +19,8 @@ shows at its end. All of them go by the rules of this file:
 import fcntl
 import os
 import re
+import shlex
+import shutil
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +31,7 @@ from typing import Any, Self
 import jax
 
 from laconic.errors import LaconicError
-from laconic.runs.settings import Config, located, read_config
+from laconic.runs.settings import Config, located, read_config, resume_command
 from laconic.store import atomic, records
 from laconic.store.archive import records_file
 from laconic.store.records import RECORDS, provenance
@@ -35,6 +40,9 @@ from laconic.tasks.catalog import make_task_and_source
 
 CHECKPOINT = "checkpoint.safetensors"
 COMMAND = "command.txt"
+WORKER_LOGS = "worker-*.jsonl"
+LAUNCHED = ("compiled", "token")  # what `laconic launch` keeps beside the logs of its workers
+SIMULATED = "simulated"  # the engine of a training whose workers are in one process
 OWN_TASK = "given by the caller"  # where the data of a task from Python comes from
 DECISIVE = ("commit", "dirty", "versions", "device")  # what of a provenance may change results
 
@@ -372,25 +380,47 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Remove what a run killed at its beginning left; refuse a folder with anything else."""
-        left = {RECORDS, COMMAND, f".{CHECKPOINT}.probe"}
-        there = {path.name for path in self.path.iterdir()}
-        if there - left or self._begun() or (COMMAND in there and not self._says_laconic()):
-            hint = f" or go on with --resume {self.path}" if records_file(self.file) else ""
+        left = self.leftovers()
+        if left is None:
+            try:
+                command = _resumed_by(self.path, read_header(self.path))
+            except LaconicError:
+                command = None
+            hint = f", or go on with: {command}" if command else "."
             raise LaconicError(
                 f"{self.path} is already there and not empty; nothing is overwritten. Choose "
-                f"another --out{hint}."
+                f"another --out{hint}"
             )
-        for name in there:
-            (self.path / name).unlink()
+        for path in left:
+            if path.match(WORKER_LOGS):
+                with RunFolder(self.path, path.name) as log:
+                    log.lock()  # refused while its worker lives
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
-    def _begun(self) -> bool:
-        """Whether there is a file of records that is not just the beginning of a header."""
-        text = self.file.read_bytes() if self.file.is_file() else b""
-        starts = (b'{"line": 1, "kind": "run"', b'{"kind": "run"')
-        return b"\n" in text or not any(start.startswith(text[: len(start)]) for start in starts)
+    def leftovers(self) -> list[Path] | None:
+        """What a run killed at its beginning left; None if there is anything else."""
+        there = list(self.path.iterdir())
+        command = self.path / COMMAND
+        text = command.read_bytes() if command.is_file() else b""
+        known = {RECORDS, COMMAND, f".{CHECKPOINT}.probe"}
+        if text.startswith(b"laconic launch"):
+            known |= set(LAUNCHED)
+        logs = [path for path in there if path.match(WORKER_LOGS)]
+        others = {p.name for p in there if not p.match(".laconic-*.tmp")} - {p.name for p in logs}
+        foreign = command.exists() and not text.startswith((b"laconic", b"python -m laconic"))
+        if others - known or foreign or any(map(_begun, [self.file, *logs])):
+            return None
+        return there
 
-    def _says_laconic(self) -> bool:
-        return (self.path / COMMAND).read_bytes().startswith((b"laconic", b"python -m laconic"))
+
+def _begun(file: Path) -> bool:
+    """Whether a file of records is there and more than the beginning of a header."""
+    text = file.read_bytes() if file.is_file() else b""
+    starts = (b'{"line": 1, "kind": "run"', b'{"kind": "run"')
+    return b"\n" in text or not any(start.startswith(text[: len(start)]) for start in starts)
 
 
 # --- headers and settings -------------------------------------------------------------------------
@@ -399,13 +429,14 @@ class RunFolder:
 def read_header(folder: Path, kind: str | None = None, file: str = RECORDS) -> Record:
     """The header of a folder, once it is known to be of that kind of run, or of any.
 
-    Where several processes train and have not come to their end, that is the first worker's.
+    Where several processes train and have not come to their end, that is the first worker's that is
+    on disk.
     """
     folder = Path(folder)
     path = folder / file
     try:
         if records_file(path) is None:
-            path = next(iter(sorted(folder.glob("worker-*.jsonl"))), path)
+            path = first_log(folder) or path
         found = records_file(path) is not None
     except OSError as error:
         raise LaconicError(f"cannot read {folder}: {error.strerror}.") from None
@@ -417,13 +448,21 @@ def read_header(folder: Path, kind: str | None = None, file: str = RECORDS) -> R
         )
     first = records.read(path, gaps=True)[:1]
     if not first:
+        free = RunFolder(folder).leftovers() is not None
+        again = f"; --out {folder} is free." if free else " with another --out."
         raise LaconicError(
             f"{path} holds no whole record, so there is nothing to resume: the {what} was killed "
-            f"as it began. Begin it again; --out {folder} is free."
+            f"as it began. Begin it again{again}"
         )
     if kind_of(first[0]) not in HEADERS.keys() & ({kind} if kind else HEADERS.keys()):
-        raise _foreign(path, kind)
+        raise _foreign(path, kind, first[0])
     return first[0]
+
+
+def first_log(folder: Path) -> Path | None:
+    """The first worker's file with a whole record, or the first if there is none."""
+    logs = sorted(folder.glob(WORKER_LOGS))
+    return next((log for log in logs if records.read(log, gaps=True)), next(iter(logs), None))
 
 
 def kind_of(header: Mapping[str, Any]) -> str | None:
@@ -503,8 +542,25 @@ def an(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-def _foreign(path: Path, kind: str | None) -> LaconicError:
+def _foreign(path: Path, kind: str | None, header: Record | None = None) -> LaconicError:
     what = WORDS.get(kind or "run", kind or "run")
+    command = None if header is None else _resumed_by(path.parent, header)
+    if header is None or command is None:
+        return LaconicError(
+            f"{path} holds no records of {an(what)} by this version; it cannot be resumed."
+        )
+    theirs = str(kind_of(header))
     return LaconicError(
-        f"{path} holds no records of {an(what)} by this version; it cannot be resumed."
+        f"{path.parent} holds {an(WORDS.get(theirs, theirs))}, not {an(what)}. Go on with: "
+        f"{command}"
     )
+
+
+def _resumed_by(folder: Path, header: Record) -> str | None:
+    """The command that resumes the run in a folder, by its header; None if there is none."""
+    kind = kind_of(header)
+    if kind == "train" and header["engine"] != SIMULATED:
+        return shlex.join(["laconic", "launch", "--", "train", "--resume", str(folder)])
+    if kind is None or kind == "timing":
+        return None
+    return resume_command({"experiment": "reproduce"}.get(kind, kind), folder)

@@ -22,9 +22,11 @@ from laconic.errors import LaconicError, require_positive
 from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
 from laconic.runs.folder import (
+    SIMULATED,
     Interrupted,
     Observer,
     RunFolder,
+    check_task,
     describe,
     is_another,
     read_header,
@@ -39,7 +41,6 @@ from laconic.tasks.base import Task
 from laconic.tasks.catalog import make_task_and_source, parse_spec
 
 OWN = ("out", "checkpoint_every")  # each process may have its own
-SIMULATED = "simulated"
 WEIGHTS = "weights.safetensors"
 
 
@@ -182,6 +183,8 @@ def work(
     about = {"command": command, **_about(config, task, source, engine_name)}
     with RunFolder.join(folder, log_name(engine), "train", config, **about) as joined:
         check_same(joined, config)
+        check_task(folder, joined.header, task, source)
+        joined.note_changes(observer)
         Part(config, task, engine, seal, joined, observer, turn).carry_out(stop)
 
 

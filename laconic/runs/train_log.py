@@ -14,12 +14,18 @@ from typing import Any
 
 from laconic.engines.base import Engine
 from laconic.errors import LaconicError
-from laconic.runs.folder import NEEDED, RunFolder, check_records, read_header
+from laconic.runs.folder import (
+    NEEDED,
+    WORKER_LOGS,
+    RunFolder,
+    check_records,
+    first_log,
+    read_header,
+)
 from laconic.show.training import Life, Row, of_lives, write_loss_curve
 from laconic.store.records import RECORDS, read
 
 CURVE = "loss.png"
-WORKER_LOGS = "worker-*.jsonl"
 FLUSH_SECONDS = 5.0
 KEPT = tuple(NEEDED["rounds"].split())
 
@@ -40,8 +46,10 @@ class Log:
     troubled: bool = False
 
     def start(self, worker: int, done: int) -> None:
-        """This process begins after `done` rounds."""
-        self.folder.append("start", worker=worker, round=done, at=time.time())
+        """This process begins after `done` rounds; if commit, versions or device have changed
+        since the header, that is recorded too."""
+        since = self.folder.changes()
+        self.folder.append("start", worker=worker, round=done, at=time.time(), **since)
 
     def add(self, row: Row, at_once: bool) -> None:
         """A committed round, written `at_once` before its checkpoint, so that none is lost."""
@@ -149,10 +157,11 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 def finish(path: Path, command: str) -> list[dict[str, Any]]:
     """The run as one: `records.jsonl` with a summary at its end, and the curve → its records."""
     folder, logs = RunFolder(path), sorted(path.glob(WORKER_LOGS))
-    if logs:
+    first = first_log(path)
+    if first is not None:
         lives = [life for log in logs for life in lives_of(_read_log(log))]
         rounds, summary = of_lives(lives)
-        header = read_header(path, "train", logs[0].name) | {"command": command}
+        header = read_header(path, "train", first.name) | {"command": command}
         folder.rewrite([header, {"kind": "rounds", **rounds}, {"kind": "summary", **summary}])
     elif not folder.is_finished():
         folder.append("summary", **of_lives(lives_of(folder.records()))[1])

@@ -252,7 +252,7 @@ def test_a_folder_of_something_else_is_refused(whole, tmp_path, raises_clearly):
         carry_out(DIGITS, "full", tmp_path)
     with raises_clearly("is of digits at scale full", "--out"):
         carry_out(DIGITS, "smoke", whole[0])
-    with raises_clearly("no records of an experiment"):
+    with raises_clearly("holds a comparison, not an experiment"):
         carry_out(DIGITS, "full", whole[0] / "panels" / "one")
     with raises_clearly("colon"):
         carry_out(DIGITS, "full", tmp_path / "a:b")

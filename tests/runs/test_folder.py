@@ -235,9 +235,56 @@ def test_killed_within_the_first_record_a_run_can_begin_again(tmp_path, raises_c
         assert sorted(path.name for path in folder.iterdir()) == ["command.txt", RECORDS]
 
 
+def killed_launch(folder):
+    """What `laconic launch` leaves if it is killed before a worker wrote anything."""
+    (folder / "compiled").mkdir(parents=True)
+    (folder / "compiled" / "turn").touch()
+    (folder / "token").write_text("secret")
+    (folder / "command.txt").write_text("laconic launch -- train digits\n")
+    for name in ("worker-0.jsonl", "worker-1.jsonl"):
+        (folder / name).touch()
+
+
+def test_a_launch_killed_as_it_began_can_begin_again(tmp_path, raises_clearly):
+    folder = tmp_path / "run"
+    killed_launch(folder)
+    with raises_clearly("was killed as it began", f"--out {folder} is free"):
+        read_header(folder, "train")
+    with RunFolder(folder, "worker-1.jsonl") as alive:
+        alive.lock()
+        with raises_clearly("worker-1.jsonl is in use"):
+            begun(folder)
+    begun(folder).close()
+    assert sorted(path.name for path in folder.iterdir()) == ["command.txt", RECORDS]
+
+
+def test_a_launch_goes_on_if_any_worker_has_begun(tmp_path, raises_clearly):
+    folder = tmp_path / "run"
+    killed_launch(folder)
+    about = {"task": {}, "engine": "torchft", "command": ""}
+    RunFolder.join(folder, "worker-1.jsonl", "train", TRAINING, **about).close()
+    assert read_header(folder, "train")["engine"] == "torchft"
+    with raises_clearly("not empty", f"laconic launch -- train --resume {folder}"):
+        begun(folder)
+    assert (folder / "token").read_text() == "secret"
+
+
+def test_a_folder_is_called_free_only_if_a_run_can_begin_there(tmp_path, raises_clearly):
+    (tmp_path / RECORDS).touch()
+    (tmp_path / "mine.txt").touch()
+    with raises_clearly("was killed as it began", "with another --out"):
+        laconic.resume(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("mine.txt", ""), (RECORDS, "precious"), (RECORDS, "{}\n"), ("command.txt", "rm")],
+    [
+        ("token", "mine"),
+        ("mine.txt", ""),
+        (RECORDS, "precious"),
+        (RECORDS, "{}\n"),
+        ("command.txt", "rm"),
+    ],
 )
 def test_what_is_not_a_leftover_is_not_touched(name, text, tmp_path, raises_clearly):
     (tmp_path / name).write_text(text)

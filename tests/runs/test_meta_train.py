@@ -395,7 +395,7 @@ def test_a_folder_without_meta_training_cannot_go_on(tmp_path, raises_clearly):
         CompareConfig(optimizers=("local-sgd",), workers=2, rounds=2, seeds=1, batch=2, out=other)
     )
     before = {path.name: path.read_bytes() for path in other.iterdir()}
-    with raises_clearly("no records of a meta-training"):
+    with raises_clearly("holds a comparison, not a meta-training", "laconic compare --resume"):
         resume_meta_train(other, observer=Watcher())
     assert {path.name: path.read_bytes() for path in other.iterdir()} == before
 

@@ -339,7 +339,7 @@ def test_a_folder_without_a_sweep_cannot_go_on(task, finished, tmp_path, raises_
         ),
         task,
     )
-    with raises_clearly("no records of a sweep"):
+    with raises_clearly("holds a comparison, not a sweep", f"laconic compare --resume {other}"):
         resume_sweep(other, task)
 
 

@@ -11,12 +11,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from laconic.engines.base import SimulatedEngine
 from laconic.recipes.trainings import TRAIN_RECIPES
 from laconic.runs.folder import Interrupted, Observer, RunFolder, read_header
 from laconic.runs.measure import heldout_metrics
 from laconic.runs.settings import command_line, read_config
 from laconic.runs.simulate import Simulation
-from laconic.runs.train import TrainConfig, parts_of, resume_train, run_name, train, worker_folder
+from laconic.runs.train import (
+    TrainConfig,
+    parts_of,
+    resume_train,
+    run_name,
+    train,
+    work,
+    worker_folder,
+)
 from laconic.runs.train_log import forget_after, lives_of
 from laconic.store import records as records_module
 from laconic.store.records import RECORDS, plain, read
@@ -224,6 +233,34 @@ def test_rounds_whose_checkpoint_is_lost_are_kept(tmp_path, raises_clearly):
     assert contents(tmp_path / "cut") == before
     forget_after(RunFolder(tmp_path / "cut"), 2)  # as if killed while saving the first one
     assert len(curve_of(resume_train(tmp_path / "cut")[1])) == 8
+
+
+def test_a_worker_notes_what_changed_and_refuses_other_data(tmp_path, raises_clearly):
+    heard = Heard()
+    again = partial(
+        work,
+        SMALL,
+        lambda seal: SimulatedEngine(3),
+        "simulated",
+        "token",
+        tmp_path,
+        observer=heard,
+        stop=lambda: False,
+        command="laconic worker",
+    )
+    again()
+    header, *rest = read(tmp_path / RECORDS)
+    assert "provenance" not in rest[0]
+    then = {**header["provenance"], "commit": "another"}
+    RunFolder(tmp_path).rewrite([header | {"provenance": then}, *rest])
+    again()
+    assert any(m["kind"] == "note" and "commit was another" in m["text"] for m in heard.seen)
+    start = [record for record in read(tmp_path / RECORDS) if record["kind"] == "start"][-1]
+    assert start["provenance"]["commit"] == header["provenance"]["commit"]
+    elsewhere = {**header["task"], "source": "elsewhere"}
+    RunFolder(tmp_path).rewrite([header | {"task": elsewhere}, *rest])
+    with raises_clearly("was begun on", "elsewhere", "start anew"):
+        again()
 
 
 @pytest.mark.parametrize(("kind", "name"), [("rounds", "kind"), ("rounds", "digest")])
