@@ -39,6 +39,7 @@ def join(
     """
     host, port = split_address(coordinator)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow our SIGTERM
     try:
         jax.distributed.initialize(
             coordinator,

@@ -238,6 +238,18 @@ def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
     assert rounds["round"] == list(range(1, 121))
 
 
+@pytest.mark.slow
+def test_workers_connected_by_jax_save_when_asked_to_stop(tmp_path):
+    log = tmp_path / "run" / "worker-0.jsonl"
+    words = [*SMALL, "--rounds", "100000", "--out", "run"]
+    with launch(tmp_path, "--workers", "2", "--engine", "jax-distributed", "--", *words) as running:
+        wait_until(lambda: rounds_in(log), "some rounds")
+        running.send_signal(signal.SIGINT)
+        _, err = finish(running, 128 + signal.SIGINT)
+    done = int(re.search(r"stopped after round (\d+) of 100000", err)[1])
+    assert checkpoint.peek(tmp_path / "run" / "worker-0.safetensors")["round"] in (done - 1, done)
+
+
 @torchft
 @pytest.mark.slow
 def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_path):
