@@ -94,9 +94,9 @@ def test_a_terminal_shows_cells_as_they_are():
 def test_a_terminal_shows_the_best_in_bold_and_the_note():
     rows = [["x", "0.5"], ["y", "0.25"]]
     shown = Table("", ["name", "loss"], rows, "Lower [is] better.", frozenset({(1, 1)})).terminal()
-    console = Console(width=60, force_terminal=True, file=io.StringIO(), color_system="standard")
-    console.print(shown)
-    text = console.file.getvalue()
+    file = io.StringIO()
+    Console(width=60, force_terminal=True, file=file, color_system="standard").print(shown)
+    text = file.getvalue()
     assert "\x1b[1m0.25\x1b[0m" in text
     assert "\x1b[1m0.5" not in text
     assert " ".join(text.split()).endswith("Lower [is] better.")  # as wide as the table
