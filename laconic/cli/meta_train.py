@@ -114,6 +114,8 @@ def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
 def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     header, summary, folder = records[0]["config"], records[-1], folder.resolve()
     best = folder / "best.safetensors"
+    if not best.exists():  # no score was finite
+        best = folder / "last.safetensors"
     config = read_config(MetaConfig, header, str(folder))
     inner = parse_inner(config.tasks[0], config)
     sizes = {"task": inner.task, "workers": inner.workers}

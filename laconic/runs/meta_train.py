@@ -14,7 +14,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,8 +70,8 @@ def meta_train(
     """
     trainer, sources = _prepare(config)
     state = trainer.start(config.seed, _initial(config))
-    command = command or f"laconic meta-train {name}"
-    facts = {"recipe": name, "sources": sources}
+    command = command or _call(config)
+    facts = {"recipe": name, "sources": sources, "init_sha256": _init_sha256(config)}
     folder = by_the_first(
         lambda: RunFolder.create("meta-train", config.out, f"meta-{name}", config, command, **facts)
     )
@@ -108,8 +108,15 @@ def resume_meta_train(
             )
         opened.note_changes(observer)
         saved = opened.checkpoint.exists()
+        then = opened.header.get("init_sha256")  # absent from old records
+        if not saved and then is not None and then != _init_sha256(config):
+            raise LaconicError(
+                f"{folder} was begun from another {config.init} than there is now; put that back, "
+                "or begin anew with another --out."
+            )
         state = trainer.start(config.seed, None if saved else _initial(config))
         run = MetaRun(config, opened, trainer, state, Best(kept(state.theta)), observer)
+        run.since = opened.changes()
         if saved:
             run.restore()
         run.forget_rest()
@@ -159,6 +166,7 @@ class MetaRun:
     losses: list[np.ndarray] = field(default_factory=list)
     norms: list[np.ndarray] = field(default_factory=list)
     recorded: int = 0
+    since: dict[str, Any] = field(default_factory=dict)  # what changed since the run was begun
 
     def append(self, kind: str, **values: Any) -> None:
         """Add a record."""
@@ -175,6 +183,7 @@ class MetaRun:
                 loss=np.stack(self.losses[fresh]),
                 norm=np.stack(self.norms[fresh]),
                 seconds=round(self.seconds, 3),
+                **self.since,
             )
             self.recorded = self.done
         state = self.trainer.collect(self.state)
@@ -194,6 +203,8 @@ class MetaRun:
         def write() -> None:
             records = self.folder.records()
             before = [r for r in records if r.get("end", r.get("step", 0)) <= self.done]
+            # a judgement made only because the run stopped is not part of the resumed run
+            before = [r for r in before if not r.get("best") or r["step"] <= self.best.step]
             if len(before) < len(records):
                 self.folder.rewrite(before)
 
@@ -214,11 +225,12 @@ class MetaRun:
         self.seconds = meta["seconds"]
 
     def publish(self) -> None:
-        """The best and the latest φ as files that `laconic.load` reads."""
+        """The best φ, once one was judged, and the latest as files that `laconic.load` reads."""
 
         def write() -> None:
             last = Best(kept(self.state.theta), step=self.done)
-            for which, found in (("best", self.best), ("last", last)):
+            judged = {"best": self.best} if self.best.step else {}
+            for which, found in {**judged, "last": last}.items():
                 publish_run(
                     self.folder.path / f"{which}.safetensors",
                     self.config,
@@ -278,6 +290,20 @@ def _prepare(config: MetaConfig) -> tuple[MetaTrainer, list[str]]:
     ]
 
 
+def _call(config: MetaConfig) -> str:
+    """The call from Python that trains by a config, with the settings not at their defaults."""
+    changed = [
+        f"{f.name}={getattr(config, f.name)!r}"
+        for f in fields(config)
+        if f.name != "out" and getattr(config, f.name) != getattr(MetaConfig(), f.name)
+    ]
+    return f"laconic.meta_train(laconic.MetaConfig({', '.join(changed)}))"
+
+
+def _init_sha256(config: MetaConfig) -> str | None:
+    return None if config.init is None else load(config.init).sha256
+
+
 def _initial(config: MetaConfig) -> Theta | None:
     """The φ to begin from, if one is named; another architecture is refused."""
     if config.init is None:
@@ -324,8 +350,11 @@ def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str,
         if asked or out_of_time or run.done % config.checkpoint_every == 0:
             run.save()
         if (asked or out_of_time) and run.done < config.steps:
+            too_short = deadline is not None and now > deadline and run.done == first and not asked
+            if not run.best.step and not too_short:
+                _judge(run)  # after the checkpoint: a resumed run ends as if it had not stopped
             run.publish()
-            if deadline is not None and now > deadline and run.done == first and not asked:
+            if too_short:
                 raise _too_short(run, now - start)
             why = "asked to stop" if asked else f"the {config.minutes} minutes are over"
             raise Interrupted(

@@ -78,7 +78,9 @@ def test_the_records_tell_the_whole_run(whole, by_hand):
     assert [r["kind"] for r in records] == kinds
     assert records == read(folder / RECORDS)
     run = records[0]
-    assert (run["recipe"], run["command"]) == ("tiny", "laconic meta-train tiny")
+    assert run["recipe"] == "tiny"
+    assert run["command"].startswith("laconic.meta_train(laconic.MetaConfig(")
+    assert "judge_every=4" in run["command"]
     assert run["run"] == "meta-train"
     assert run["config"] == {**asdict(TINY), "tasks": ["digits-mlp"], "out": str(folder)}
     assert len(run["sources"]) == 1
@@ -188,6 +190,25 @@ def test_a_stopped_run_goes_on_to_the_same_bits(whole, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_stop_before_the_first_judgement_judges(whole, tmp_path):
+    watcher, folder = Watcher(leave_at=1), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        meta_train(replace(TINY, out=folder), observer=watcher, stop=watcher.stop)
+    done = len(watcher.losses)
+    assert done < 4
+    records = read(folder / RECORDS)
+    assert [(r["kind"], r.get("step")) for r in records[-2:]][-1] == ("judged", done)
+    assert zoo.load(folder / "best.safetensors").card.outer_steps == done
+    assert_same_bits(folder / "best.safetensors", folder / "last.safetensors")
+    text = (folder / RECORDS).read_text()
+    (folder / RECORDS).write_text(text.replace('"python": "3', '"python": "2', 1))
+    _, again = resume_meta_train(folder)
+    assert_same_bits(folder / "best.safetensors", whole[0] / "best.safetensors")
+    assert [r["step"] for r in again if r["kind"] == "judged"] == [4, 8]
+    later = [r for r in again if r["kind"] == "progress" and r["begin"] >= done]
+    assert all("versions" in r["provenance"] for r in later)  # others than the header's
+
+
 @pytest.mark.parametrize("lost", [(), (CHECKPOINT,), (CHECKPOINT, "best.safetensors")])
 def test_going_on_with_a_finished_run_changes_nothing(lost, whole, tmp_path):
     folder = shutil.copytree(whole[0], tmp_path / "run")
@@ -229,7 +250,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_run_begins_from_given_weights_also_if_it_died_at_once(whole, tmp_path):
+def test_a_run_begins_from_given_weights_also_if_it_died_at_once(whole, tmp_path, raises_clearly):
     config = replace(TINY, init=str(whole[0] / "best.safetensors"), out=tmp_path / "run")
     first, again = Watcher(1), Watcher(1)
     with pytest.raises(Interrupted):
@@ -240,6 +261,11 @@ def test_a_run_begins_from_given_weights_also_if_it_died_at_once(whole, tmp_path
         resume_meta_train(tmp_path / "run", observer=again, stop=again.stop)
     assert again.losses == first.losses
     assert first.losses[0] != whole[2].losses[0]
+    (tmp_path / "run" / CHECKPOINT).unlink()
+    header = read(tmp_path / "run" / RECORDS)[0]
+    RunFolder(tmp_path / "run").rewrite([header | {"init_sha256": "another"}])
+    with raises_clearly("was begun from another", "best.safetensors", "--out"):
+        resume_meta_train(tmp_path / "run")
 
 
 @pytest.mark.slow
