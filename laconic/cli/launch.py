@@ -239,17 +239,20 @@ def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> bool:
                 first_end = first_end or time.monotonic()
                 _release(group, display, late=time.monotonic() - first_end > LATE)
         if stop():
-            _let_save(group, display)
+            # in a mesh that cannot lose a worker, the first to leave may block the others for ever
+            _let_save(
+                group, display, math.inf if plan.entry.restarts else plan.config.waits.timeout
+            )
         group.end()
         late = {name for name, row in display.workers.items() if row.state == TOO_LATE}
         return all(member.done or name in late for name, member in group.workers.items())
 
 
-def _let_save(group: Supervisor, display: "LaunchDisplay") -> None:
-    """Ask the workers to save and end, and wait until they have."""
+def _let_save(group: Supervisor, display: "LaunchDisplay", grace: float) -> None:
+    """Ask the workers to save and end, and wait until they have, at most `grace` seconds."""
     for name, member in group.workers.items():
         if member.until is None:
-            group.dismiss(name, math.inf)
+            group.dismiss(name, grace)
     while any(member.child for member in group.workers.values()):
         group.step(0.1)
         display.tick()
