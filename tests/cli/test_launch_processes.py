@@ -242,12 +242,14 @@ def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
 def test_workers_connected_by_jax_save_when_asked_to_stop(tmp_path):
     log = tmp_path / "run" / "worker-0.jsonl"
     words = [*SMALL, "--rounds", "100000", "--out", "run"]
-    with launch(tmp_path, "--workers", "2", "--engine", "jax-distributed", "--", *words) as running:
+    flags = ["--workers", "2", "--engine", "jax-distributed", *FAST]
+    with launch(tmp_path, *flags, "--", *words) as running:
         wait_until(lambda: rounds_in(log), "some rounds")
         running.send_signal(signal.SIGINT)
         _, err = finish(running, 128 + signal.SIGINT)
     done = int(re.search(r"stopped after round (\d+) of 100000", err)[1])
-    assert checkpoint.peek(tmp_path / "run" / "worker-0.safetensors")["round"] in (done - 1, done)
+    saved = [checkpoint.peek(path)["round"] for path in log.parent.glob("worker-*.safetensors")]
+    assert max(saved) == done  # the first to leave may keep the other from its last round
 
 
 @torchft
