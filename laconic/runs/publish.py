@@ -104,22 +104,19 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
     row = next((r for r in summary["rows"] if r["label"] == label), None)
     if row is None:
         raise LaconicError(f"{folder} has no method labelled {label!r}.")
-    curve = np.mean(np.asarray(_method(records, label)["heldout"]["accuracy"], float), axis=0)
     sent = "" if config["compress"] == "dense" else f"messages {config['compress']}, "
     setting = (
         f"K = {config['workers']}, H = {config['local_steps']}, B = "
         f"{config['batch']}{in_words(config)}, {sent}"
         f"{config['rounds']} rounds, {config['seeds']} seeds from {config['first_seed']}"
     )
-    target, reference = (
-        summary["target_loss"],
-        summary["reference"],
-    )  # none where local SGD diverged or was left out
+    target = summary["target_loss"]
+    reference = summary["reference"]  # none where local SGD diverged or was left out
     measured = {
         **({} if target is None else {f"rounds to train loss {target:g}": row["rounds_to_target"]}),
         **({} if reference is None else {f"speedup over {reference}": row["speedup"]}),
         "final train loss": row["final_train"],
-        "best test accuracy over rounds": float(np.max(curve)),
+        **_heldout(_method(records, label)["heldout"]),
         "seeds that diverged": row["diverged"],
     }
     rounded = {
@@ -136,6 +133,15 @@ def results_of(folder: Path, label: str) -> list[dict[str, Any]]:
         }
         for metric, value in rounded.items()
     ]
+
+
+def _heldout(curves: dict[str, Any]) -> dict[str, float]:
+    """The best of the mean over seeds: of accuracy, else of loss; nothing without test data."""
+    for metric, best in (("accuracy", np.max), ("loss", np.min)):
+        if metric in curves:
+            curve = np.mean(np.asarray(curves[metric], float), axis=0)
+            return {f"best test {metric} over rounds": float(best(curve))}
+    return {}
 
 
 def _method(records: list[dict[str, Any]], label: str) -> dict[str, Any]:

@@ -103,13 +103,13 @@ def run(tmp_path):
     return tmp_path / "meta"
 
 
-def measured(folder):
+def measured(folder, **heldout):
     """Records of a comparison in which `mine` was measured."""
     record = partial(append, folder / "records.jsonl")
     setting = {"workers": 4, "local_steps": 8, "batch": 16, "rounds": 2, "seeds": 1}
     more = {"task": "digits-mlp", "compress": "dense", "first_seed": 100}
     record("run", config={**setting, **more})
-    record("method", label="mine", heldout={"accuracy": [[0.5, 0.75]]})
+    record("method", label="mine", heldout=heldout or {"accuracy": [[0.5, 0.75]]})
     row = {"label": "mine", "rounds_to_target": 1, "speedup": 2.0, "final_train": 0.25}
     rows = [{**row, "diverged": 0}]
     record("summary", rows=rows, target_loss=0.3, reference="local-sgd")
@@ -133,6 +133,15 @@ def test_a_run_is_published_under_its_name(run, tmp_path, capfd, monkeypatch):
     numbers = {r["metric"]: r["value"] for r in found.card.results}
     assert numbers["speedup over local-sgd"] == 2.0
     assert numbers["best test accuracy over rounds"] == 0.75
+
+
+def test_a_task_without_accuracy_is_published_by_its_test_loss(run, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    comparison = measured(tmp_path / "results" / "mine", loss=[[2.0, 1.5, 1.75]])
+    code, _, _ = laconic(capfd, "zoo", "publish", run, "--name", "mine", "--results", comparison)
+    assert code == 0
+    numbers = {r["metric"]: r["value"] for r in zoo.load("mine.safetensors").card.results}
+    assert numbers["best test loss over rounds"] == 1.5
 
 
 def test_a_published_name_is_that_of_the_folder(run, tmp_path, capfd):
