@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -210,3 +211,13 @@ def test_ctrl_c_where_there_is_nothing_to_save_is_one_line(capfd, monkeypatch):
 
     monkeypatch.setitem(cli.COMMANDS, "report", cli.Command(interrupted, ""))
     assert laconic(capfd, "report") == (130, "", "stopped.\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["comapre"]], ids=str)
+def test_help_and_errors_in_words_need_no_jax(words):
+    code = (
+        "import sys\nfrom laconic.cli import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit:\n    print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,5 +1,6 @@
 """The command line: `laconic compare`, `train`, and the other `COMMANDS`."""
 
+import importlib
 import io
 import os
 import signal
@@ -7,16 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from laconic.cli.bench import run_bench
-from laconic.cli.compare import run_compare, run_sweep_command
-from laconic.cli.console import err, out, say, say_examples
-from laconic.cli.launch import run_launch
-from laconic.cli.meta_train import run_meta_train
-from laconic.cli.report import run_report
-from laconic.cli.reproduce import run_reproduce
-from laconic.cli.train import run_train
-from laconic.cli.worker import run_worker
-from laconic.cli.zoo import list_optimizers, list_tasks, run_zoo
+from laconic.cli.terminal import err, out, say, say_examples
 from laconic.errors import LaconicError, unknown
 from laconic.version import __version__
 
@@ -28,32 +20,48 @@ class Command(NamedTuple):
     summary: str
 
 
+def _from(module: str, name: str) -> Callable[[Sequence[str]], int]:
+    """A command's function, whose module is imported (and with it JAX) once it is called."""
+    return lambda argv: getattr(importlib.import_module(f"laconic.cli.{module}"), name)(argv)
+
+
 COMMANDS: dict[str, Command] = {
     "compare": Command(
-        run_compare, "run several optimizers on one task and report which needs fewer rounds"
+        _from("compare", "run_compare"),
+        "run several optimizers on one task and report which needs fewer rounds",
     ),
-    "train": Command(run_train, "train one model, all its workers in this process"),
+    "train": Command(
+        _from("train", "run_train"), "train one model, all its workers in this process"
+    ),
     "launch": Command(
-        run_launch, "train with real processes on this machine; dead workers are restarted"
+        _from("launch", "run_launch"),
+        "train with real processes on this machine; dead workers are restarted",
     ),
     "worker": Command(
-        run_worker,
+        _from("worker", "run_worker"),
         "train as one of several processes, from another machine or under SLURM or torchrun",
     ),
-    "meta-train": Command(run_meta_train, "train a learned optimizer, by a recipe"),
-    "zoo": Command(run_zoo, "list, show, export or publish learned optimizers"),
+    "meta-train": Command(
+        _from("meta_train", "run_meta_train"), "train a learned optimizer, by a recipe"
+    ),
+    "zoo": Command(_from("zoo", "run_zoo"), "list, show, export or publish learned optimizers"),
     "sweep": Command(
-        run_sweep_command, "find a method's best hyper-parameters on a grid, all points at once"
+        _from("compare", "run_sweep_command"),
+        "find a method's best hyper-parameters on a grid, all points at once",
     ),
     "reproduce": Command(
-        run_reproduce, "repeat one of the paper's experiments and compare with its numbers"
+        _from("reproduce", "run_reproduce"),
+        "repeat one of the paper's experiments and compare with its numbers",
     ),
-    "report": Command(run_report, "gather all records under a folder on one page"),
+    "report": Command(
+        _from("report", "run_report"), "gather all records under a folder on one page"
+    ),
     "bench": Command(
-        run_bench, "measure server steps, their overhead, rounds and meta-training on this machine"
+        _from("bench", "run_bench"),
+        "measure server steps, their overhead, rounds and meta-training on this machine",
     ),
-    "tasks": Command(list_tasks, "list what can be trained"),
-    "optimizers": Command(list_optimizers, "list what can be compared"),
+    "tasks": Command(_from("zoo", "list_tasks"), "list what can be trained"),
+    "optimizers": Command(_from("zoo", "list_optimizers"), "list what can be compared"),
 }
 EXAMPLES = {
     "laconic compare": "five optimizers and two learned ones on bundled data",

@@ -10,7 +10,7 @@ import tyro
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from laconic.bench import meta_train, overhead, round, server_step, timing
-from laconic.cli.console import err, out, say, say_examples
+from laconic.cli.terminal import err, out, say, say_examples
 from laconic.errors import unknown
 from laconic.show.table import Table
 

@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 from laconic.cli.console import (
     ResumeConfig,
-    out,
     recipe_words,
     resume_words,
-    say,
     say_facts,
     wants_resume,
     with_bars,
 )
+from laconic.cli.terminal import out, say
 from laconic.recipes.comparisons import RECIPES
 from laconic.recipes.sweeps import sweeps
 from laconic.runs.compare import CompareConfig, compare, resume_compare

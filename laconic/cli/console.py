@@ -1,6 +1,5 @@
 """What every command shares: the two consoles, reading words, progress bars, and stopping."""
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from laconic.cli.terminal import err, say
 from laconic.errors import unknown
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.folder import StopFlag as SilentStopFlag
@@ -26,23 +26,6 @@ from laconic.runs.settings import resume_command
 LINE_SECONDS = 10.0  # between two lines of a log about the same thing
 Config = TypeVar("Config")
 Outcome = tuple[Path, list[dict[str, Any]]]  # a run's folder and its records
-
-# A pipe or a log has no width of its own; 140 columns hold every table.
-out = Console(width=None if sys.stdout.isatty() else 140, emoji=False)
-err = Console(stderr=True, width=None if sys.stderr.isatty() else 140, emoji=False)
-
-
-def say(text: str, console: Console = out) -> None:
-    """Print a line as it is: no markup, no colours, not broken."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def say_examples(title: str, examples: Mapping[str, str]) -> None:
-    """Print commands and what each does."""
-    say(f"\n{title}")
-    width = max(map(len, examples))
-    for example, what in examples.items():
-        say(f"  {example:<{width}}  {what}")
 
 
 def say_facts(facts: Mapping[str, Any]) -> None:

@@ -21,8 +21,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from laconic.cli.console import LiveDisplay, StopFlag, err, out, say
+from laconic.cli.console import LiveDisplay, StopFlag
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
+from laconic.cli.terminal import err, out, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
 from laconic.cli.worker import Connection, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port

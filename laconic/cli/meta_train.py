@@ -19,14 +19,13 @@ from rich.text import Text
 from laconic.cli.console import (
     LiveDisplay,
     StopFlag,
-    err,
     recipes_text,
     resume_words,
-    say,
     say_facts,
     wants_resume,
 )
 from laconic.cli.hosts import Hosts
+from laconic.cli.terminal import err, say
 from laconic.errors import LaconicError, unknown
 from laconic.federated.population import Federated
 from laconic.recipes.meta_trainings import META_RECIPES

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from laconic.cli.console import err, say, timing_bar
+from laconic.cli.console import timing_bar
+from laconic.cli.terminal import err, say
 from laconic.reproduce.outcome import experiment_blocks
 from laconic.show.report import report_folder
 

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import tyro
 
-from laconic.cli.console import LINE_SECONDS, StopFlag, err, say
+from laconic.cli.console import LINE_SECONDS, StopFlag
 from laconic.cli.hosts import need_token
+from laconic.cli.terminal import err, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
 from laconic.engines.address import (
     ProcessRank,

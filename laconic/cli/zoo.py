@@ -10,7 +10,7 @@ import tyro
 from rich.markdown import Markdown
 from rich.markup import escape
 
-from laconic.cli.console import err, out, say
+from laconic.cli.terminal import err, out, say
 from laconic.errors import LaconicError, unknown
 from laconic.method import REFUSALS, Definition
 from laconic.methods import METHODS, definition_of, own_methods, published_methods
