@@ -14,7 +14,7 @@ from laconic.errors import LaconicError
 WINDOW = 10
 DEFINITIONS = (
     ("train loss", "The mean of the K·H minibatch losses of a round, taken before the outer step."),
-    ("mean curve", "The mean over seeds at each round; not finite from where any seed is not."),
+    ("mean curve", "The mean over seeds at each round; not finite where any seed is not."),
     (
         "smoothed",
         "The trailing mean over the last 10 rounds, given to the window's last round; undefined "
