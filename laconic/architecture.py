@@ -39,6 +39,7 @@ LAYOUTS = {
     "torch": "weights as torch.nn keeps them: Linear [out, in], convolutions [out, in, …]",
     "as-is": "weights that are [in, out] or […, in, out] already",
 }
+ON_NONFINITE = {"skip": "the round changes nothing", "raise": "an error"}
 FILLS = {"mean": "the mean of the workers that are there", "zero": "zeros"}
 
 

@@ -1,5 +1,6 @@
 """What every command shares: the two consoles, reading words, progress bars, and stopping."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,7 @@ def timing_bar() -> Progress:
     )
 
 
-class LiveDisplay:
+class LiveDisplay(ABC):
     """Shows `render()` live at the bottom of a terminal; in a log, only what is printed."""
 
     def __init__(self, console: Console, clock: Callable[[], float]):
@@ -169,9 +170,9 @@ class LiveDisplay:
         self.said_at = clock()  # when a log had its last line
         self._live: Live | None = None
 
+    @abstractmethod
     def render(self) -> RenderableType:
         """What is shown now."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:

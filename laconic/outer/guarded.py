@@ -14,9 +14,9 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from laconic.architecture import ON_NONFINITE
 from laconic.errors import LaconicError, unknown
 
-ON_NONFINITE = {"skip": "the round changes nothing and is counted", "raise": "an error"}
 SKIPPABLE = "NaN, infinity or numbers too large to square: some worker diverged"
 
 

@@ -35,7 +35,7 @@ from laconic.runs.folder import (
     is_another,
 )
 from laconic.runs.measure import local_step_seconds
-from laconic.runs.settings import command_line, resume_command
+from laconic.runs.settings import begun_with, resume_command
 from laconic.runs.simulate import TOPOLOGIES, Chunk, Diverged, Simulation, in_parts
 from laconic.show import comparison, metrics
 from laconic.show.comparison import summarise
@@ -156,9 +156,7 @@ def compare(
     observer = observer or Observer()
     setting, options, methods = _parsed(config)
     if command is None:
-        command = (
-            command_line("compare", config) if task is None else "laconic.compare, from Python"
-        )
+        command = begun_with("compare", config, own_task=task is not None)
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
     prepared = prepare(task, methods, setting, options)

@@ -116,6 +116,11 @@ def command_line(command: str, config: Any) -> str:
     return shlex.join(["laconic", command, *flags_of(config, type(config)())])
 
 
+def begun_with(command: str, config: Any, own_task: bool) -> str:
+    """What a header says a run was started with, where nobody gives the command."""
+    return f"laconic.{command}, from Python" if own_task else command_line(command, config)
+
+
 def flags_of(config: Any, default: Any, prefix: str = "") -> list[str]:
     """The flags in which a config differs from another; those of a nested one are `NAME.FIELD`."""
     words = []

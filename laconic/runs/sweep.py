@@ -26,7 +26,7 @@ from laconic.runs.folder import (
     is_another,
 )
 from laconic.runs.grid import Outcome, Sweep, parse_grid, without_repeats
-from laconic.runs.settings import command_line
+from laconic.runs.settings import begun_with
 from laconic.runs.simulate import in_parts
 from laconic.show.sweep import RULES, Record, Rule, point_record, ranked, ranking_text, write_figure
 from laconic.store import atomic
@@ -115,7 +115,7 @@ def sweep(
     """
     setting, rule, grid, extra = _parsed(config)
     if command is None:
-        command = command_line("sweep", config) if task is None else "laconic.sweep, from Python"
+        command = begun_with("sweep", config, own_task=task is not None)
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
     engine = Sweep(task, config.method, setting, parse_compressor(config.compress))

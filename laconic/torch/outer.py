@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from laconic.architecture import LAYOUTS, matrices_among
+from laconic.architecture import LAYOUTS, ON_NONFINITE, matrices_among
 from laconic.errors import LaconicError, unknown
 from laconic.local import LocalOptimizer
 from laconic.torch.features import (
@@ -31,7 +31,6 @@ from laconic.torch.step import Phi
 from laconic.zoo import file
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-ON_NONFINITE = {"raise": "an error", "skip": "the round changes nothing"}
 
 
 class _Due(NamedTuple):
