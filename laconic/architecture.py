@@ -231,15 +231,18 @@ class Architecture:
 
     def check(self, theta: Mapping[str, Any]) -> None:
         """Refuse φ of another architecture; only names and shapes are looked at."""
-        want, have = self.shapes, {name: tuple(x.shape) for name, x in theta.items()}
-        if want != have:
-            wrong = sorted(n for n in {*want, *have} if want.get(n) != have.get(n))
-            detail = ", ".join(
-                f"{n} is {have.get(n, 'missing')}, not {want.get(n, 'known')}" for n in wrong
-            )
-            raise LaconicError(
-                f"these weights are not of {self.architecture} with {self.deltas} deltas: {detail}."
-            )
+        check_shapes(f"{self.architecture} with {self.deltas} deltas", self.shapes, theta)
+
+
+def check_shapes(what: str, want: Mapping[str, tuple[int, ...]], theta: Mapping[str, Any]) -> None:
+    """Refuse φ whose names and shapes are not those of `what`."""
+    have = {name: tuple(x.shape) for name, x in theta.items()}
+    if want != have:
+        wrong = sorted(n for n in {*want, *have} if want.get(n) != have.get(n))
+        detail = ", ".join(
+            f"{n} is {have.get(n, 'missing')}, not {want.get(n, 'known')}" for n in wrong
+        )
+        raise LaconicError(f"these weights are not of {what}: {detail}.")
 
 
 def matrices_among(shapes: Iterable[Sequence[int]]) -> int:

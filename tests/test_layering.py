@@ -12,7 +12,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # this list.
 LAYERS = [
     {"errors", "version", "device"},
-    {"architecture", "local"},
+    {"architecture", "relative", "local"},
     {"data"},
     {"tasks"},
     {"client", "compress", "outer"},
@@ -34,7 +34,7 @@ RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 # What these two may import.
 BESIDE = {
     "store": {"errors", "version"},
-    "zoo": {"errors", "version", "store", "architecture", "local", "outer"},
+    "zoo": {"errors", "version", "store", "architecture", "relative", "local", "outer"},
 }
 READS_AND_WRITES = RANK["federated"]  # from this layer on, they may be imported
 

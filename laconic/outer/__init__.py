@@ -6,6 +6,7 @@ from laconic.outer.base import Entry, OuterOptimizer, by_name, from_optax
 from laconic.outer.fedopt import fedadagrad, fedadam, fedyogi
 from laconic.outer.learned import LearnedOptimizer
 from laconic.outer.momentum import average, fedavgm, nesterov, slowmo
+from laconic.outer.relative import RelativeOptimizer
 
 
 def _untrained(architecture: str) -> Entry:
@@ -44,4 +45,11 @@ OUTER: dict[str, Entry] = {
     "lagg": _untrained("lagg"),
 }
 
-__all__ = ["OUTER", "Entry", "LearnedOptimizer", "OuterOptimizer", "from_optax"]
+__all__ = [
+    "OUTER",
+    "Entry",
+    "LearnedOptimizer",
+    "OuterOptimizer",
+    "RelativeOptimizer",
+    "from_optax",
+]
