@@ -32,11 +32,8 @@ $(VENV)/.torchft: pyproject.toml $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,torchft]' torch==2.13.0
 	@touch $@
 
-$(VENV)/.flower: pyproject.toml $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[flower]'
-	@touch $@
-
-$(VENV)/.extras: $(VENV)/.dev $(VENV)/.torchft $(VENV)/.flower
+$(VENV)/.extras: pyproject.toml $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]' torch==2.13.0
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.core
