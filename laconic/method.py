@@ -13,6 +13,7 @@ from laconic.compress import DENSE, Compressor
 from laconic.errors import LaconicError, require_counts, require_positive, require_seed, unknown
 from laconic.federated.population import Federated
 from laconic.outer import OuterOptimizer
+from laconic.outer.base import told
 from laconic.tasks.base import Task
 from laconic.zoo import Published
 
@@ -120,6 +121,10 @@ class Method:
     name: str = "own"
     budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
     optimizer_sha256: str | None = None
+
+    def told(self, K: int, H: int, T: int) -> "Method":
+        """The method for a run of K workers, H local steps and T rounds, where that matters."""
+        return replace(self, outer=told(self.outer, K, H, T)) if self.outer.tell else self
 
 
 def plain_client(task: Task, local: LocalOptimizer) -> Client:

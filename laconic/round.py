@@ -181,9 +181,14 @@ def outer_phase(
     server: Server, state: RoundState, combined: Combined, clients: ClientState
 ) -> RoundState:
     """The server's step on the combined messages."""
-    gathered = {"worker_deltas": combined.worker_deltas, "weights": combined.weights_K}
     params, outer = outer_step(
-        server.outer, combined.mean_delta, state.outer, state.shared.params, **gathered
+        server.outer,
+        combined.mean_delta,
+        state.outer,
+        state.shared.params,
+        worker_deltas=combined.worker_deltas,
+        worker_squares=combined.worker_squares,
+        weights=combined.weights_K,
     )
     model_state = server.absorb(state.shared, combined.extra, server.share_of_clients)
     shared: Any = state.shared._replace(params=params, model_state=model_state)

@@ -15,8 +15,10 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from laconic.client import Client, Message
 from laconic.compress import Compressor
 from laconic.errors import LaconicError
+from laconic.outer.relative import squared_norms
 
 AXIS = "workers"
+How = Literal["mean", "norms", "gather"]
 UNROLLED = 32  # workers up to which a sum over them is written out
 
 
@@ -28,6 +30,7 @@ class Combined(NamedTuple):
     weights_K: jax.Array
     worker_deltas: Any = None  # leaves [K, …], if the server gathers
     control: Any = ()  # the sum of the present workers' changes, divided by K
+    worker_squares: Any = None  # leaves [K], every worker's ‖Δ‖², if the server asks for norms
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,16 @@ class Simulated:
         """`phase(shared, client, item)` over the first axis of clients and items."""
         return jax.vmap(phase, in_axes=(None, 0, 0))
 
-    def combine(self, messages: Message, how: Literal["mean", "gather"], like: Any) -> Combined:
-        """Decode the K messages, then line 9's mean; "gather" also keeps every worker's Δ."""
+    def combine(self, messages: Message, how: How, like: Any) -> Combined:
+        """Decode the K messages, then line 9's mean; "gather" also keeps every worker's Δ, and
+        "norms" its squared norms."""
         deltas, weights_K = decode(self.compressor, messages, like)
         mean_delta, extra = weighted_mean((deltas, messages.extra), weights_K)
         each_K = _present(weights_K) / len(weights_K)
         control = jax.tree.map(partial(weighted_sum, shares_K=each_K), messages.control)
-        return Combined(mean_delta, extra, weights_K, deltas if how == "gather" else None, control)
+        kept = deltas if how == "gather" else None
+        squares = squared_norms(deltas) if how == "norms" else None
+        return Combined(mean_delta, extra, weights_K, kept, control, squares)
 
 
 @dataclass(frozen=True)
@@ -100,11 +106,11 @@ class Meshed:
 
         return spread
 
-    def combine(self, messages: Message, how: Literal["mean", "gather"], like: Any) -> Combined:
+    def combine(self, messages: Message, how: How, like: Any) -> Combined:
         """As `Simulated.combine`, by sums on and then over devices; the result is replicated."""
         split, whole = PartitionSpec(AXIS), PartitionSpec()
 
-        def local(messages: Message, like: Any) -> tuple[Any, Any, Any]:
+        def local(messages: Message, like: Any) -> tuple[Any, Any, Any, Any]:
             deltas, weights_K = decode(self.compressor, messages, like)
             total = jax.lax.psum(jnp.sum(weights_K), AXIS)
             sums = jax.tree.map(
@@ -115,15 +121,17 @@ class Meshed:
             sums = (*sums, jax.tree.map(partial(weighted_sum, shares_K=each_K), messages.control))
             floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
             add = lambda x: jax.lax.psum(x, AXIS) if floats(x) else jax.lax.pmax(x, AXIS)
-            return jax.tree.map(add, sums), weights_K, deltas if how == "gather" else None
+            squares = squared_norms(deltas) if how == "norms" else None
+            kept = deltas if how == "gather" else None
+            return jax.tree.map(add, sums), weights_K, kept, squares
 
         run = jax.shard_map(
-            local, mesh=self.mesh, in_specs=(split, whole), out_specs=(whole, split, split)
+            local, mesh=self.mesh, in_specs=(split, whole), out_specs=(whole, split, split, split)
         )
-        (mean_delta, extra, control), weights_K, deltas = run(messages, like)
+        (mean_delta, extra, control), *seen = run(messages, like)
         everywhere = jax.sharding.NamedSharding(self.mesh, whole)
-        weights_K, deltas = jax.lax.with_sharding_constraint((weights_K, deltas), everywhere)
-        return Combined(mean_delta, extra, weights_K, deltas, control)
+        weights_K, deltas, squares = jax.lax.with_sharding_constraint(seen, everywhere)
+        return Combined(mean_delta, extra, weights_K, deltas, control, squares)
 
 
 Workers = Simulated | Meshed

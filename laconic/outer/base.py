@@ -28,11 +28,15 @@ class OuterOptimizer(NamedTuple):
     Args:
         tx: an optax transformation whose update is called as `tx.update(mean_delta, state, params,
             *, worker_deltas=None, weights=None)`.
-        combine: "gather" if it needs `worker_deltas` (leaves [K, …]), otherwise "mean".
+        combine: what it needs of the round: the "mean" delta; "norms" for the mean and, where they
+            are known, every worker's squared norms (`worker_squares`, leaves [K]); or "gather" for
+            `worker_deltas`, leaves [K, …].
         workers: the K it was made for; None for any.
         horizon: the rounds it was meta-trained for; None if it has no such limit.
         step: as `tx.update`, but it returns the new parameters instead of their change, which saves
             a pass over memory. It belongs to this `tx`: leave it out when you wrap `tx`.
+        tell: makes the same optimizer for a run of so many `workers`, `local_steps` and `rounds`,
+            if it can use that; see `told`.
 
     Example:
         >>> import optax
@@ -43,10 +47,20 @@ class OuterOptimizer(NamedTuple):
     """
 
     tx: optax.GradientTransformationExtraArgs
-    combine: Literal["mean", "gather"] = "mean"
+    combine: Literal["mean", "norms", "gather"] = "mean"
     workers: int | None = None
     horizon: int | None = None
     step: Callable[..., tuple[Any, Any]] | None = None
+    tell: Callable[..., "OuterOptimizer"] | None = None
+
+
+def told(
+    outer: OuterOptimizer, workers: int, local_steps: int | None, rounds: int | None
+) -> OuterOptimizer:
+    """The optimizer for a run of K workers, H local steps and T rounds; None: not known."""
+    if outer.tell is None:
+        return outer
+    return outer.tell(workers=workers, local_steps=local_steps, rounds=rounds)
 
 
 def outer_step(
@@ -56,14 +70,16 @@ def outer_step(
     params: Any,
     *,
     worker_deltas: Any = None,
+    worker_squares: Any = None,
     weights: Any = None,
 ) -> tuple[Any, Any]:
     """Parameters and state after one step, by the optimizer's own `step` if any, else by `tx`."""
+    seen = {"worker_deltas": worker_deltas, "weights": weights}
     if outer.step is not None:
-        return outer.step(mean_delta, state, params, worker_deltas=worker_deltas, weights=weights)
-    updates, state = outer.tx.update(
-        mean_delta, state, params, worker_deltas=worker_deltas, weights=weights
-    )
+        return outer.step(mean_delta, state, params, **seen)
+    if outer.combine == "norms":  # others need not know this keyword
+        seen["worker_squares"] = worker_squares
+    updates, state = outer.tx.update(mean_delta, state, params, **seen)
     return optax.apply_updates(params, updates), state
 
 

@@ -66,6 +66,7 @@ def guarded(
         params: Any = None,
         *,
         worker_deltas: Any = None,
+        worker_squares: Any = None,
         **extra: Any,
     ) -> tuple[Any, GuardedState]:
         if not isinstance(state, GuardedState):
@@ -76,6 +77,8 @@ def guarded(
             return updates, state
         mean = _real(updates)
         given = _like(mean, worker_deltas)
+        if worker_squares is not None:
+            extra["worker_squares"] = _like(mean, worker_squares)
         inner = _refuse(
             state.inner,
             jnp.any(state.optimizer != own),

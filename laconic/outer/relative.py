@@ -170,8 +170,20 @@ class RelativeOptimizer(RelativeArchitecture):
                 state.round + 1, structure.unflatten(kept)
             )
 
+        def tell(**run: Count) -> OuterOptimizer:
+            known = {"workers": workers, "local_steps": local_steps, "rounds": rounds}
+            run |= {name: value for name, value in known.items() if value is not None}
+            return self(
+                theta,
+                **run,
+                scale=scale,
+                weight_decay=weight_decay,
+                horizon=horizon,
+                accumulators=accumulators,
+            )
+
         tx = optax.GradientTransformationExtraArgs(init, update)
-        return OuterOptimizer(tx, horizon=horizon)
+        return OuterOptimizer(tx, "norms", horizon=horizon, tell=tell)
 
 
 class _Seen(NamedTuple):

@@ -23,6 +23,7 @@ from laconic.errors import LaconicError
 from laconic.federated.population import Population, draw_population
 from laconic.method import Method, Point, Setting
 from laconic.methods import definition_of
+from laconic.outer.base import told
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.runs.measure import all_finite, heldout_metrics
 from laconic.runs.simulate import keys_of, population_for
@@ -68,6 +69,8 @@ class Sweep:
 
     def _parts(self, task: Task, numbers: Any) -> tuple[Simulated, Server]:
         client, outer = self.definition.build(self.setting.workers, numbers)
+        H = self.setting.local_steps if self.plan is None else self.plan.local_steps
+        outer = told(outer, self.setting.workers, H, self.setting.rounds)
         share = 1.0 if self.plan is None else self.plan.share
         return Simulated(client(task), self.compressor), Server(outer, share_of_clients=share)
 

@@ -113,7 +113,7 @@ class Simulation:
                 "missing: leave it out."
             )
         self.task = jax.device_put(task)
-        self.method = method
+        self.method = method.told(self.K, self.H, setting.rounds)
         self.setting = setting
         self._mesh = None if self.K == 1 else mesh  # one worker lives on one device
         if self._mesh is not None:

@@ -223,8 +223,9 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     parse_spec(config.task)
     compressor = parse_compressor(config.compress)
     method = parse_method(config.optimizer, config.workers, compressor, use="train")
-    check_workers(method, method.budget(config.workers, config.local_steps)[0])
-    return method, setting
+    K, H = method.budget(config.workers, config.local_steps)
+    check_workers(method, K)
+    return method.told(K, H, config.rounds), setting
 
 
 def run_name(config: TrainConfig) -> str:
