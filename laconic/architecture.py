@@ -158,6 +158,8 @@ class Architecture:
             raise unknown("architecture", self.architecture, ARCHITECTURES)
         if self.time not in TIME_SHIFT:
             raise unknown("time features", self.time, TIME_SHIFT)
+        if not math.isfinite(self.output_scale):
+            raise LaconicError(f"output_scale must be finite, got {self.output_scale}.")
         if self.widest < 0:
             raise LaconicError(
                 f"widest counts a tensor's inputs and cannot be negative, got {self.widest}."

@@ -39,6 +39,11 @@ def require_counts(**values: int) -> None:
             raise LaconicError(f"{name} can be at most {2**31 - 1:,}, got {value:,}.")
 
 
+def require_examples(workers: int, local_steps: int, batch: int) -> None:
+    """Raise unless the examples of a round can be counted in 32 bits."""
+    require_counts(**{"workers × local steps × batch": workers * local_steps * batch})
+
+
 def require_some(**values: Sized) -> None:
     """Raise unless every named list has something in it."""
     for name, value in values.items():

@@ -10,7 +10,14 @@ import numpy as np
 
 from laconic.client import Client, LocalOptimizer, gradient_client, local_client
 from laconic.compress import DENSE, Compressor
-from laconic.errors import LaconicError, require_counts, require_positive, require_seed, unknown
+from laconic.errors import (
+    LaconicError,
+    require_counts,
+    require_examples,
+    require_positive,
+    require_seed,
+    unknown,
+)
 from laconic.federated.population import Federated
 from laconic.outer import OuterOptimizer
 from laconic.outer.base import told
@@ -67,8 +74,8 @@ class Setting:
             seeds=len(self.seeds),
             evaluate_every=self.evaluate_every,
         )
-        examples = {"workers × local steps × batch": self.workers * self.local_steps * self.batch}
-        require_counts(rounds=self.rounds, **examples)
+        require_counts(rounds=self.rounds)
+        require_examples(self.workers, self.local_steps, self.batch)
         for seed in self.seeds:
             require_seed(seed)
         if not 0 <= self.missing < self.workers:

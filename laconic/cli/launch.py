@@ -163,7 +163,9 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
     restarts = config.restarts
     if restarts is None:
         restarts = RESTARTS if entry.restarts else 0
-    if restarts < 0 or (restarts and not entry.restarts):
+    if restarts < 0:
+        raise LaconicError(f"--restarts counts restarts of a worker, from 0 on, got {restarts}.")
+    if restarts and not entry.restarts:
         raise LaconicError(
             f"{config.engine} cannot restart a worker {restarts} times: --restarts must be 0 there."
         )

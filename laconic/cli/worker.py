@@ -19,6 +19,7 @@ from laconic.cli.hosts import need_token
 from laconic.cli.terminal import err, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
 from laconic.engines.address import (
+    LAST_PORT,
     ProcessRank,
     free_port,
     is_loopback,
@@ -150,9 +151,13 @@ def seat_of(config: WorkerConfig, rank: ProcessRank | None, workers: int) -> Sea
         raise LaconicError(f"--worker counts from 0 to {workers - 1} here, got {worker}.")
     if config.join is not None:
         host, port = split_address(config.join)
+        if config.port is not None:
+            raise LaconicError("--join has the port already: leave out --port.")
     else:
         assert rank is not None
         host, port = rank.host, config.port or rank.port
+    if not 0 < port <= LAST_PORT:
+        raise LaconicError(f"the workers meet at a port from 1 to {LAST_PORT}, got {port}.")
     if is_loopback(config.bind) and not is_loopback(host):
         raise LaconicError(
             f"the workers meet at {host}, beyond this machine, but this one would listen at "

@@ -18,7 +18,7 @@ from laconic.runs.publish import results_of, ship
 from laconic.show.table import Table
 from laconic.tasks.catalog import TASKS
 from laconic.zoo import cards, export, faults, load, to_markdown
-from laconic.zoo.card import to_json
+from laconic.zoo.card import NAME, fault, to_json
 from laconic.zoo.file import SUFFIX
 
 USAGE = """\
@@ -145,6 +145,8 @@ def publish_zoo(argv: Sequence[str]) -> None:
             f"{source} is not a file: give the folder of a meta-training, or a {SUFFIX} file."
         )
     name = given.name or (given.run.stem if source == given.run else given.run.resolve().name)
+    if wrong := fault(name, NAME, "--name"):
+        raise LaconicError(f"{wrong}.")
     path = given.out / f"{name}{SUFFIX}"
     if os.path.lexists(path):
         raise LaconicError(f"{path} exists already: choose another --name or --out.")

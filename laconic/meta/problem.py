@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from laconic.client import LocalOptimizer, local_client
 from laconic.compress import parse_compressor
 from laconic.data.feed import Resident
-from laconic.errors import LaconicError, require_positive
+from laconic.errors import LaconicError, require_examples, require_positive
 from laconic.federated.population import Bank, Federated, bank_for, draw_population
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.round import (
@@ -85,6 +85,7 @@ class Inner:
 
     def __post_init__(self) -> None:
         require_positive(workers=self.workers, local_steps=self.local_steps, batch=self.batch)
+        require_examples(self.workers, self.local_steps, self.batch)
         if not 0 <= self.dropout < 1:
             raise LaconicError(
                 f"dropout is the probability that a worker is missing, below 1; got {self.dropout}."

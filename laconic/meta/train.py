@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from laconic.errors import LaconicError, require_positive, unknown
+from laconic.errors import LaconicError, require_counts, require_positive, unknown
 from laconic.federated.population import Bank
 from laconic.meta.backprop import backprop
 from laconic.meta.estimator import GradientEstimator, Horizon, Metrics
@@ -141,14 +141,16 @@ class Outer:
             steps=self.steps, pairs=self.pairs, truncation=self.truncation, sigma=self.sigma
         )
         require_positive(peak=self.peak, last=self.last)
+        require_counts(steps=self.steps, pairs=self.pairs, longest=self.horizon.longest)
+        self.horizon.check_truncation(self.truncation)
         if self.estimator not in ESTIMATORS:
             raise unknown("estimator", self.estimator, ESTIMATORS)
         if not 0 <= self.average < 1:
             raise LaconicError(
                 f"average is the decay of φ's running mean, in [0, 1); got {self.average}."
             )
-        if self.clip < 0 or self.weight_decay < 0 or self.warmup < 0:
-            raise LaconicError("clip, weight_decay and warmup must not be negative.")
+        if not all(0 <= x < math.inf for x in (self.clip, self.weight_decay, self.warmup)):
+            raise LaconicError("clip, weight_decay and warmup must be finite and not negative.")
 
     def adamw(self) -> optax.GradientTransformation:
         """AdamW with linear warm-up from 3e-10 and cosine decay to `last`."""

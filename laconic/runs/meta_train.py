@@ -69,13 +69,14 @@ def meta_train(
         optimizer = laconic.load(folder / "best.safetensors")
     """
     trainer, sources = _prepare(config)
-    state = trainer.start(config.seed, _initial(config))
+    initial = _initial(config)
     command = command or _call(config)
     facts = {"recipe": name, "sources": sources, "init_sha256": _init_sha256(config)}
     folder = by_the_first(
         lambda: RunFolder.create("meta-train", config.out, f"meta-{name}", config, command, **facts)
     )
     with folder or RunFolder(config.out or Path("runs")) as opened:
+        state = trainer.start(config.seed, initial)
         best = Best(kept(state.theta))
         return _train(MetaRun(config, opened, trainer, state, best, observer or Observer()), stop)
 
