@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "lopt": "mean delta, parameter and time only",
     "lagg": "every worker's delta, parameter and time only",
 }
+RELATIVE = "lopt-r"  # its inputs and sizes are in `relative.py`
 LAYOUTS = {
     "torch": "weights as torch.nn keeps them: Linear [out, in], convolutions [out, in, …]",
     "as-is": "weights that are [in, out] or […, in, out] already",
@@ -154,6 +155,8 @@ class Architecture:
     deepest: int = 0
 
     def __post_init__(self) -> None:
+        if self.architecture == RELATIVE:
+            raise LaconicError(f"{RELATIVE} has sizes of its own: use RelativeOptimizer().")
         if self.architecture not in ARCHITECTURES:
             raise unknown("architecture", self.architecture, ARCHITECTURES)
         if self.time not in TIME_SHIFT:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from laconic.architecture import check_shapes
+from laconic.architecture import RELATIVE, check_shapes
 from laconic.errors import LaconicError
 
 DECAYS = (0.5, 0.9, 0.99)  # of the momenta b_β ← β·b_β + Δ
@@ -58,7 +58,7 @@ class RelativeArchitecture:
     inputs:   the names of its inputs; weights for another list cannot be used
     """
 
-    architecture: ClassVar[str] = "lopt-r"
+    architecture: ClassVar[str] = RELATIVE
     workers: ClassVar[None] = None
     gathers: ClassVar[bool] = False
 

@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from laconic.architecture import ARCHITECTURES
+from laconic.architecture import ARCHITECTURES, RELATIVE
 from laconic.errors import LaconicError
 from laconic.local import LocalOptimizer
 
@@ -112,9 +112,8 @@ def _is_versions(value: Any) -> bool:
     )
 
 
-ARCHITECTURE = Rule(
-    f"one of {', '.join(ARCHITECTURES)}", lambda x: isinstance(x, str) and x in ARCHITECTURES
-)
+KNOWN = (*ARCHITECTURES, RELATIVE)
+ARCHITECTURE = Rule(f"one of {', '.join(KNOWN)}", lambda x: isinstance(x, str) and x in KNOWN)
 NAME = Rule(  # it becomes file names, so it must be no path, and no name that looks like a file
     "a name of lower-case letters, digits, - and _, at most 64",
     lambda x: isinstance(x, str) and re.fullmatch("[a-z0-9][a-z0-9_-]{0,63}", x) is not None,

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.architecture import Architecture
+from laconic.architecture import RELATIVE, Architecture
 from laconic.errors import LaconicError, unknown
+from laconic.relative import RelativeArchitecture
 from laconic.store import atomic, sealed
 from laconic.zoo.card import (
     ARCHITECTURE,
@@ -35,9 +36,10 @@ from laconic.zoo.card import (
 )
 
 FORMAT = "laconic-optimizer"
-VERSION = (
-    3  # version 1 had no `widest` and `deepest`, 2 no `deepest`: without them all take whole steps
-)
+# Version 1 had no `widest` and `deepest`, 2 no `deepest`: without them all take whole steps. Only
+# lopt-r needs version 4, so that every laconic reads what it can use.
+VERSION = 4
+BEFORE_RELATIVE = 3
 SUFFIX = ".safetensors"
 LARGEST_BYTES = 2**28  # twice what the widest allowed φ takes
 LEARNED: dict[str, Schema] = {
@@ -49,13 +51,23 @@ LEARNED: dict[str, Schema] = {
     "widest": whole(0, 2**31 - 1),
     "deepest": whole(0, 2**31 - 1),
 }
+LEARNED_RELATIVE: dict[str, Schema] = {
+    "architecture": ARCHITECTURE,
+    "rate": NUMBER,
+    "momentum": NUMBER,
+    "hidden": whole(1, 4096),
+    "inputs": [TEXT],
+}
 SINCE = {"widest": 2, "deepest": 3}  # the version that a field is there from; 0 before
+
+
+AnyArchitecture = Architecture | RelativeArchitecture
 
 
 class Opened(NamedTuple):
     """What a sound file holds; φ as read-only float32 NumPy arrays."""
 
-    architecture: Architecture
+    architecture: AnyArchitecture
     theta: dict[str, np.ndarray]
     card: Card
 
@@ -67,30 +79,39 @@ def read(path: Path) -> Opened:
     return Opened(architecture, _weights_of(contents, architecture, path), card)
 
 
-def digest_of(architecture: Architecture, theta: Mapping[str, Any]) -> str:
+def digest_of(architecture: AnyArchitecture, theta: Mapping[str, Any]) -> str:
     """The sha256 of all that decides the steps: φ, and what differs from the defaults."""
-    own = asdict(architecture)
-    told = {f.name: own[f.name] for f in fields(architecture) if own[f.name] != f.default}
+    told = fields_of(architecture)
+    if isinstance(architecture, Architecture):  # the defaults of lopt-r may change
+        told = {f.name: told[f.name] for f in fields(architecture) if told[f.name] != f.default}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for name in sorted(theta):
         digest.update(name.encode() + np.ascontiguousarray(theta[name]).tobytes())
     return digest.hexdigest()
 
 
-def read_meta(path: Path) -> tuple[Architecture, Card]:
+def fields_of(architecture: AnyArchitecture) -> dict[str, Any]:
+    """An architecture as JSON holds it."""
+    if isinstance(architecture, Architecture):
+        return asdict(architecture)
+    own = {f.name: getattr(architecture, f.name) for f in fields(architecture)}
+    return {"architecture": RELATIVE, **own, "inputs": list(architecture.inputs)}
+
+
+def read_meta(path: Path) -> tuple[AnyArchitecture, Card]:
     """The architecture and card of a file, once they are known to be sound and to agree."""
     return _meta_of(_unseal(path).meta, path)
 
 
 def write(
-    path: Path, architecture: Architecture, theta: Mapping[str, np.ndarray], card: Card
+    path: Path, architecture: AnyArchitecture, theta: Mapping[str, np.ndarray], card: Card
 ) -> None:
     """Write weights and card to one file, in one step; what `read` would refuse is refused here."""
     if path.suffix != SUFFIX:
         raise LaconicError(f"{path} must end in {SUFFIX}, or load would take it for a name.")
     card = from_json(to_json(card), str(path))
-    fields = asdict(architecture)
-    _architecture_from(fields, card, path)
+    learned = fields_of(architecture)
+    _architecture_from(learned, card, path)
     architecture.check(theta)
     wrong = sorted(name for name, x in theta.items() if x.dtype != np.float32)
     if wrong:
@@ -98,7 +119,8 @@ def write(
             f"published weights are float32, but {', '.join(wrong)} is not: cast it first."
         )
     _require_finite("φ", theta)
-    meta = {"format": FORMAT, "version": VERSION, "learned": fields, "card": to_json(card)}
+    version = BEFORE_RELATIVE if isinstance(architecture, Architecture) else VERSION
+    meta = {"format": FORMAT, "version": version, "learned": learned, "card": to_json(card)}
     sealed.write(path, sealed.Contents({_stored(name): x for name, x in theta.items()}, {}, meta))
 
 
@@ -121,7 +143,7 @@ def _unseal(path: Path) -> sealed.Contents:
         return sealed.read(path)
 
 
-def _meta_of(meta: Any, path: Path) -> tuple[Architecture, Card]:
+def _meta_of(meta: Any, path: Path) -> tuple[AnyArchitecture, Card]:
     kind = meta.get("format") if isinstance(meta, dict) else None
     if kind != FORMAT:
         raise LaconicError(
@@ -141,17 +163,18 @@ def _meta_of(meta: Any, path: Path) -> tuple[Architecture, Card]:
         )
     card = from_json(meta["card"], str(path))
     fields = meta.get("learned")
-    if isinstance(fields, dict):
+    if isinstance(fields, dict) and fields.get("architecture") != RELATIVE:
         fields = {**fields, **{name: 0 for name, since in SINCE.items() if version < since}}
     return _architecture_from(fields, card, path), card
 
 
-def _architecture_from(fields: Any, card: Card, path: Path) -> Architecture:
-    wrong = fault(fields, LEARNED, "learned")
+def _architecture_from(fields: Any, card: Card, path: Path) -> AnyArchitecture:
+    relative = isinstance(fields, dict) and fields.get("architecture") == RELATIVE
+    wrong = fault(fields, LEARNED_RELATIVE if relative else LEARNED, "learned")
     if wrong:
         raise LaconicError(f"{path}: {wrong}.")
     try:
-        architecture = Architecture(**fields)
+        architecture = _relative_from(**fields) if relative else Architecture(**fields)
     except LaconicError as error:
         raise LaconicError(f"{path}: {error}") from None
     for field in ("architecture", "workers"):
@@ -161,8 +184,12 @@ def _architecture_from(fields: Any, card: Card, path: Path) -> Architecture:
     return architecture
 
 
+def _relative_from(architecture: str, inputs: list[str], **sizes: Any) -> RelativeArchitecture:
+    return RelativeArchitecture(inputs=tuple(inputs), **sizes)
+
+
 def _weights_of(
-    contents: sealed.Contents, architecture: Architecture, path: Path
+    contents: sealed.Contents, architecture: AnyArchitecture, path: Path
 ) -> dict[str, np.ndarray]:
     """φ out of the file's arrays; refuse other tensors than the architecture's."""
     names = {_stored(name): name for name in architecture.shapes}

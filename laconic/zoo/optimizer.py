@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from laconic.local import LocalOptimizer
 from laconic.outer.base import OuterOptimizer
 from laconic.outer.guarded import guarded
 from laconic.outer.learned import LearnedOptimizer, Theta
+from laconic.outer.relative import RelativeOptimizer
+from laconic.relative import RelativeArchitecture
 from laconic.zoo import file
 from laconic.zoo.card import Card
 from laconic.zoo.file import locate
@@ -24,7 +26,7 @@ from laconic.zoo.file import locate
 class Published:
     """A learned optimizer with its trained weights φ (`theta`) and its card."""
 
-    learned: LearnedOptimizer
+    learned: LearnedOptimizer | RelativeOptimizer
     theta: Theta
     card: Card
 
@@ -44,14 +46,30 @@ class Published:
         return LocalOptimizer(**self.card.local)
 
     def outer(
-        self, scale: float = 1.0, weight_decay: float = 0.0, fill: str = "mean"
+        self,
+        scale: float = 1.0,
+        weight_decay: float = 0.0,
+        fill: str = "mean",
+        accumulators: str = "float32",
+        workers: int | None = None,
+        local_steps: int | None = None,
+        rounds: int | None = None,
     ) -> OuterOptimizer:
-        """The outer optimizer for a round; `scale`, `weight_decay` and `fill` as `LearnedOptimizer`
-        takes them."""
-        horizon = self.card.horizon[1]
-        return self.learned(
-            self.theta, scale=scale, weight_decay=weight_decay, fill=fill, horizon=horizon
-        )
+        """The outer optimizer for a round; arguments as `LearnedOptimizer` and `RelativeOptimizer`
+        take them.
+
+        `workers`, `local_steps` and `rounds` are for lopt-r; the others have no use for them.
+        """
+        options: dict[str, Any] = {
+            "scale": scale,
+            "weight_decay": weight_decay,
+            "accumulators": accumulators,
+            "horizon": self.card.horizon[1],
+        }
+        if isinstance(self.learned, LearnedOptimizer):
+            return self.learned(self.theta, fill=fill, **options)
+        run = {"workers": workers, "local_steps": local_steps, "rounds": rounds}
+        return self.learned(self.theta, **run, **options)
 
     def optax(
         self,
@@ -59,10 +77,16 @@ class Published:
         weight_decay: float = 0.0,
         on_nonfinite: str = "skip",
         matrices: int | None = None,
+        accumulators: str = "float32",
+        workers: int | None = None,
+        local_steps: int | None = None,
+        rounds: int | None = None,
     ) -> optax.GradientTransformationExtraArgs:
         """The same as an optax optimizer: `update(mean_delta, state, params)`.
 
-        lagg-a and lagg need the keyword `worker_deltas` as well, with leaves [K, …].
+        lagg-a and lagg need the keyword `worker_deltas` as well, with leaves [K, …]; lopt-r looks
+        how far the workers agree where it is given that, or `worker_squares`, every worker's ‖Δ‖²
+        with leaves [K].
 
         Args:
           scale: multiplies every step; a number, or an optax schedule of rounds, which multiplies
@@ -73,6 +97,11 @@ class Published:
           matrices: how many weight matrices the whole model has. Optimizers that shorten the steps
             of deep models need it under `optax.masked` and `optax.multi_transform`, where they
             see only a part.
+          accumulators: "float32", or "bfloat16" for half the memory.
+          workers: K, as far as you know it. lopt-r takes other steps for other K; the others have
+            no use for this and the next two.
+          local_steps: H, as far as you know it.
+          rounds: how long training will be, as far as you know it.
 
         Returns:
           An optax transformation. Its state is refused by every other learned optimizer.
@@ -85,8 +114,18 @@ class Published:
         number = 1.0 if varies else scale
         if matrices is not None and matrices < 1:
             raise LaconicError(f"a model has at least one matrix, got matrices={matrices}.")
-        tx = self.learned(self.theta, scale=number, weight_decay=weight_decay, matrices=matrices).tx
-        whole = self.learned.deepest > 0 and matrices is None
+        options: dict[str, Any] = {
+            "scale": number,
+            "weight_decay": weight_decay,
+            "accumulators": accumulators,
+        }
+        whole = False
+        if isinstance(self.learned, LearnedOptimizer):
+            tx = self.learned(self.theta, matrices=matrices, **options).tx
+            whole = self.learned.deepest > 0 and matrices is None
+        else:
+            run = {"workers": workers, "local_steps": local_steps, "rounds": rounds}
+            tx = self.learned(self.theta, **run, **options).tx
         return guarded(tx, self.sha256, on_nonfinite, scale if varies else None, whole)
 
     def check_workers(self, K: int) -> None:
@@ -121,11 +160,17 @@ def load(name_or_path: str | os.PathLike[str]) -> Published:
     """
     opened = file.read(locate(name_or_path))
     theta = {name: jnp.asarray(x) for name, x in opened.theta.items()}
-    return Published(LearnedOptimizer(**asdict(opened.architecture)), theta, opened.card)
+    own = vars(opened.architecture)
+    relative = isinstance(opened.architecture, RelativeArchitecture)
+    learned = RelativeOptimizer(**own) if relative else LearnedOptimizer(**own)
+    return Published(learned, theta, opened.card)
 
 
 def publish(
-    path: str | os.PathLike[str], learned: LearnedOptimizer, theta: Theta, card: Card
+    path: str | os.PathLike[str],
+    learned: LearnedOptimizer | RelativeOptimizer,
+    theta: Theta,
+    card: Card,
 ) -> None:
     """Write weights and card to one .safetensors file, in one step; what `load` would refuse is
     refused here."""

@@ -8,12 +8,14 @@ import numpy as np
 import optax
 import pytest
 
+from laconic import zoo
 from laconic.errors import LaconicError
 from laconic.outer.base import told
 from laconic.outer.relative import RelativeOptimizer, squared_norms
 from laconic.workers import weighted_mean
 from tests import reference_relative as ref
-from tests.outer.trees import QUICK, assert_close, random_deltas, random_tree
+from tests.outer.trees import QUICK, assert_close, random_deltas, random_relative, random_tree
+from tests.zoo.made import LOPT_R, a_card, weights
 
 K, ROUNDS = 5, 20
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -29,14 +31,7 @@ WEIGHTS = jnp.array([1.0, 2.0, 0.0, 1.0, 0.5])
 TOLD = {"workers": 5, "local_steps": 30, "rounds": 15}
 
 
-def random_theta(seed: int, spec: RelativeOptimizer = SPEC) -> Any:
-    """φ whose outputs reach most of their range."""
-    rng = np.random.default_rng(seed)
-    draw = lambda shape: np.asarray(rng.normal(size=shape) / shape[0] ** 0.5, np.float32)
-    return {name: draw(shape) for name, shape in spec.shapes.items()}
-
-
-THETA = random_theta(7)
+THETA = random_relative(SPEC.shapes, 7)
 
 
 def scan(spec: Any, theta: Any, params: Any, means: Any, seen: Any, weights: Any) -> Any:
@@ -177,7 +172,7 @@ def test_a_part_of_a_model_gets_the_step_it_gets_in_the_whole():
 
 def test_under_vmap_over_weights_and_what_is_told():
     """Runs side by side, each with its own φ, K, H and length, 0 being unknown, are runs alone."""
-    thetas = [random_theta(seed) for seed in (1, 2)]
+    thetas = [random_relative(SPEC.shapes, seed) for seed in (1, 2)]
     counts = [{"workers": 8.0, "local_steps": 4.0, "rounds": 10.0}, dict.fromkeys(TOLD, 0.0)]
     stack = lambda *xs: jnp.stack([jnp.asarray(x) for x in xs])
     means = means_of(DELTAS)
@@ -230,6 +225,41 @@ def test_scale_and_weight_decay():
     for name, p in PARAMS.items():
         expected = -0.5 * ref.step(THETA, ref.Tensor(p.shape), p, p) - 0.1 * p
         np.testing.assert_allclose(changes[name], expected, rtol=2e-5)
+
+
+def test_published_it_skips_what_is_not_finite(tmp_path):
+    """As an optax optimizer: the same steps, and a round with NaN changes nothing at all."""
+    zoo.publish(tmp_path / "x.safetensors", LOPT_R, weights(LOPT_R), a_card(LOPT_R))
+    guarded = zoo.load(tmp_path / "x.safetensors").optax(rounds=9)
+    tx = LOPT_R(weights(LOPT_R), rounds=9).tx
+    update = jax.jit(guarded.update, compiler_options=QUICK)
+    plain = jax.jit(tx.update, compiler_options=QUICK)
+    means, seen = means_of(DELTAS), jax.vmap(squared_norms)(DELTAS)
+    state, expected_state = guarded.init(PARAMS), tx.init(PARAMS)
+    for t in range(3):
+        now = {"worker_squares": {n: x[t] for n, x in seen.items()}}
+        mean = {n: x[t] for n, x in means.items()}
+        before = state
+        changes, state = update(jax.tree.map(lambda x: x * jnp.nan, mean), before, PARAMS, **now)
+        assert int(state.skipped) == t + 1
+        assert not any(np.any(x) for x in changes.values())
+        for a, b in zip(*map(jax.tree.leaves, (state.inner, before.inner)), strict=True):
+            np.testing.assert_array_equal(a, b)
+        changes, state = update(mean, state, PARAMS, **now)
+        expected, expected_state = plain(mean, expected_state, PARAMS, **now)
+        assert_close(changes, expected, 1e-5, f"round {t}")
+
+
+def test_under_a_mask_the_others_norms_are_left_out(tmp_path):
+    zoo.publish(tmp_path / "x.safetensors", LOPT_R, weights(LOPT_R), a_card(LOPT_R))
+    published = zoo.load(tmp_path / "x.safetensors")
+    mask = {name: name == "wide" for name in SHAPES}
+    squares = squared_norms({n: d[0] for n, d in DELTAS.items()})
+    masked = optax.masked(published.optax(), mask)
+    found, _ = masked.update(PARAMS, masked.init(PARAMS), PARAMS, worker_squares=squares)
+    whole = published.optax()
+    expected, _ = whole.update(PARAMS, whole.init(PARAMS), PARAMS, worker_squares=squares)
+    assert_close({"wide": found["wide"]}, {"wide": expected["wide"]}, 1e-6)
 
 
 def test_a_run_tells_what_was_left_out():

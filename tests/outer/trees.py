@@ -89,6 +89,13 @@ def random_theta(inputs: int, seed: int, decay: bool) -> dict[str, Any]:
     return theta
 
 
+def random_relative(shapes: Any, seed: int) -> dict[str, Any]:
+    """Random φ of lopt-r, whose outputs reach most of their range."""
+    rng = np.random.default_rng(seed)
+    draw = lambda shape: np.asarray(rng.normal(size=shape) / shape[0] ** 0.5, np.float32)
+    return {name: draw(shape) for name, shape in shapes.items()}
+
+
 def run_outer(outer: OuterOptimizer, params: Any, mean_T: Any) -> Any:
     """(weights, changes, states) of every round, leaves [rounds, …], from one jitted scan."""
 

@@ -5,15 +5,24 @@ from typing import Any
 
 from laconic.client import LocalOptimizer
 from laconic.outer.learned import LearnedOptimizer
+from laconic.outer.relative import RelativeOptimizer
 from laconic.store import checkpoint
 from laconic.zoo.card import Card, to_json
-from tests.outer.trees import random_theta
+from laconic.zoo.file import fields_of
+from tests.outer.trees import random_relative, random_theta
 
 LOPT_A, LAGG_A = LearnedOptimizer("lopt-a", output_scale=0.01), LearnedOptimizer("lagg-a", 8)
-LEARNED = [LOPT_A, LAGG_A, LearnedOptimizer("lopt", time="paper"), LearnedOptimizer("lagg", 3)]
+LOPT_R = RelativeOptimizer(rate=0.75, momentum=0.5)
+LEARNED = [
+    LOPT_A,
+    LAGG_A,
+    LearnedOptimizer("lopt", time="paper"),
+    LearnedOptimizer("lagg", 3),
+    LOPT_R,
+]
 
 
-def fields(learned: LearnedOptimizer = LOPT_A, **changes: Any) -> dict[str, Any]:
+def fields(learned: Any = LOPT_A, **changes: Any) -> dict[str, Any]:
     """Every field of a complete card."""
     trained = {
         "task": "fmnist-mlp2",
@@ -57,20 +66,21 @@ def fields(learned: LearnedOptimizer = LOPT_A, **changes: Any) -> dict[str, Any]
     }
 
 
-def a_card(learned: LearnedOptimizer = LOPT_A, **changes: Any) -> Card:
+def a_card(learned: Any = LOPT_A, **changes: Any) -> Card:
     return Card(**fields(learned, **changes))
 
 
-def weights(learned: LearnedOptimizer = LOPT_A, seed: int = 5) -> dict[str, Any]:
+def weights(learned: Any = LOPT_A, seed: int = 5) -> dict[str, Any]:
+    if isinstance(learned, RelativeOptimizer):
+        return random_relative(learned.shapes, seed)
     return random_theta(learned.inputs, seed, learned.accumulates)
 
 
-def a_meta(spec: LearnedOptimizer = LOPT_A, changes: Any = None) -> dict[str, Any]:
+def a_meta(spec: Any = LOPT_A, changes: Any = None) -> dict[str, Any]:
     """What the file format says a file's meta holds, spelled out by hand."""
-    card = to_json(a_card(spec))
-    return {"format": "laconic-optimizer", "version": 3, "learned": asdict(spec), "card": card} | (
-        changes or {}
-    )
+    version, learned = (4, fields_of(spec)) if spec is LOPT_R else (3, asdict(spec))
+    meta = {"format": "laconic-optimizer", "version": version, "learned": learned}
+    return meta | {"card": to_json(a_card(spec))} | (changes or {})
 
 
 def forge(path: Any, meta: Any, theta: Any = None) -> Any:

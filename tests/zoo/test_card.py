@@ -10,7 +10,7 @@ import laconic
 from laconic import zoo
 from laconic.client import LocalOptimizer
 from laconic.zoo.card import CARD, LOCAL, Card, from_json, to_json, to_markdown
-from tests.zoo.made import LAGG_A, LEARNED, a_card, fields, weights
+from tests.zoo.made import LAGG_A, LEARNED, LOPT_R, a_card, fields, weights
 
 
 @pytest.mark.parametrize("learned", LEARNED, ids=lambda spec: spec.architecture)
@@ -53,7 +53,10 @@ WRONG = [
     ({"summary": "\x1b[31mred"}, "card.summary"),
     ({"summary": " "}, "card.summary"),
     ({"summary": "\ud800"}, "card.summary"),
-    ({"architecture": ["lopt-a"]}, "card.architecture must be one of lopt-a, lagg-a, lopt, lagg"),
+    (
+        {"architecture": ["lopt-a"]},
+        "card.architecture must be one of lopt-a, lagg-a, lopt, lagg, lopt-r",
+    ),
     ({"architecture": "adam"}, "card.architecture"),
     ({"workers": 0}, "card.workers must be a whole number from 1 or null"),
     ({"workers": True}, "card.workers"),
@@ -179,7 +182,9 @@ def test_the_page_is_a_heading_a_snippet_tables_and_limits():
     assert "<" not in page
 
 
-@pytest.mark.parametrize("learned", [LEARNED[0], LAGG_A], ids=lambda spec: spec.architecture)
+@pytest.mark.parametrize(
+    "learned", [LEARNED[0], LAGG_A, LOPT_R], ids=lambda spec: spec.architecture
+)
 def test_the_snippet_on_the_page_runs(monkeypatch, tmp_path, learned):
     monkeypatch.setattr("laconic.zoo.file.WEIGHTS", tmp_path)
     monkeypatch.setattr(laconic, "load", zoo.load, raising=False)

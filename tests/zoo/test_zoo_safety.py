@@ -14,7 +14,7 @@ import safetensors.numpy
 from laconic import zoo
 from laconic.errors import LaconicError
 from laconic.store import checkpoint, sealed
-from tests.zoo.made import LAGG_A, LOPT_A, a_card, a_meta, forge, weights
+from tests.zoo.made import LAGG_A, LOPT_A, LOPT_R, a_card, a_meta, forge, weights
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_other_files(tmp_path, raises_clearly):
 LIES = {
     "format": ({"format": "laconic-run"}, "not a published optimizer"),
     "no format": ({"format": None}, "not a published optimizer"),
-    "a later version": ({"version": 4}, "of version 4, and this laconic reads up to version 3"),
+    "a later version": ({"version": 5}, "of version 5, and this laconic reads up to version 4"),
     "version true": ({"version": True}, "of version True"),
     "version text": ({"version": "1" * 99}, "of version '1111"),
     "no card": ({"card": None}, "weights without a card"),
@@ -141,6 +141,27 @@ LIES |= {
 @pytest.mark.parametrize(("change", "says"), LIES.values(), ids=LIES)
 def test_a_header_that_lies(tmp_path, raises_clearly, change, says):
     path = forge(tmp_path / "x.safetensors", a_meta(changes=change))
+    with raises_clearly(str(path), says):
+        zoo.load(path)
+
+
+RELATIVE_LIES = [
+    ("inputs", ["time"], "weights are for 1 inputs that are not the 26"),
+    ("inputs", a_meta(LOPT_R)["learned"]["inputs"][::-1], "inputs that are not the 26"),
+    ("inputs", "time", "learned.inputs must be a list"),
+    ("rate", -1.0, "nominal rate must be positive"),
+    ("momentum", 0.8, "nominal momentum must be one of 0.5, 0.9, 0.99"),
+    ("hidden", 32, "these weights are not of lopt-r: b0 is (16,), not (32,)"),
+    ("widest", 0, "learned has the unknown field 'widest'"),
+    ("architecture", "lopt-a", "learned lacks the field workers"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "says"), RELATIVE_LIES)
+def test_a_header_of_lopt_r_that_lies(tmp_path, raises_clearly, field, value, says):
+    meta = a_meta(LOPT_R)
+    meta["learned"][field] = value
+    path = forge(tmp_path / "x.safetensors", meta, weights(LOPT_R))
     with raises_clearly(str(path), says):
         zoo.load(path)
 
