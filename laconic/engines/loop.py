@@ -109,6 +109,7 @@ class Loop:
         folder: str | Path | None = None,
         checkpoint_every: int = 0,
         norm_limit: float = guard.LIMIT,
+        running: str = "",
         at: Callable[[str, int], None] = lambda point, round: None,
         committed: Callable[[Report, bool], None] = lambda report, due: None,
     ):
@@ -116,6 +117,7 @@ class Loop:
 
         checkpoint_every: in rounds; 0: only at the end
         norm_limit: the largest norm a message may have, as a multiple of the usual one
+        running: what all processes must train, in words; those with other words are refused
         at: is called with (point, round) at each named point of the protocol
         committed: is called with each report, and whether a checkpoint is due, before that is saved
         """
@@ -130,6 +132,7 @@ class Loop:
         self.setting = setting
         self.engine = engine
         self.seal = seal
+        self.running = running
         self.at = at
         self.committed = committed
         self.programs = Programs(
@@ -149,7 +152,7 @@ class Loop:
         digest = self._hold(self.programs.digest(replica), replica)
         self._warm_up(replica, local, digest)  # compile before peers wait for this process
         layout, state = self.programs.layout, self.programs.replica_layout
-        structure = text_digest(layout.structure, state.structure, layout.frame)
+        structure = text_digest(layout.structure, state.structure, layout.frame, self.running)
         try:
             self.engine.open(layout.frame, structure, self._snapshot)
             while int(replica.round) < self.setting.rounds:

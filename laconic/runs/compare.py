@@ -25,13 +25,11 @@ from laconic.federated.population import Federated
 from laconic.method import Method, Setting, seeds_from
 from laconic.methods import parse_method
 from laconic.runs.folder import (
-    OWN_TASK,
     Interrupted,
     Observer,
     RunFolder,
     check_task,
     describe,
-    given_task,
     is_another,
 )
 from laconic.runs.measure import local_step_seconds
@@ -42,6 +40,7 @@ from laconic.show.comparison import summarise
 from laconic.show.timing import Link, Traffic, parse_duration, parse_link
 from laconic.store import checkpoint
 from laconic.tasks.base import Task
+from laconic.tasks.catalog import OWN_TASK, given_task
 from laconic.workers import worker_mesh
 
 SAVE_SECONDS = 30.0
@@ -59,7 +58,8 @@ class CompareConfig:
     """
 
     task: str = "digits-mlp"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
+    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
+    task of your own as mymodule:make_task."""
     optimizers: tuple[str, ...] = (
         "local-sgd",
         "slowmo:gamma=0.3,beta=0.8",
@@ -159,6 +159,7 @@ def compare(
         command = begun_with("compare", config, own_task=task is not None)
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
+    about = describe(task, source, config.batch)
     prepared = prepare(task, methods, setting, options)
     first = prepared[0][0]
     if first.plan is not None:
@@ -167,7 +168,7 @@ def compare(
         options = replace(options, step_seconds=local_step_seconds(task, config.batch))
     if "test" not in task.feed.splits:
         observer.note(f"{task.name} has no test split, so no test loss or accuracy is shown.")
-    facts = {"task": describe(task, source), "step_seconds": options.step_seconds}
+    facts = {"task": about, "step_seconds": options.step_seconds}
     with RunFolder.create("compare", config.out, config.task, config, command, **facts) as folder:
         return folder.path, run_comparison(prepared, folder, options, observer, stop)
 
@@ -186,7 +187,7 @@ def resume_compare(
         config = opened.config(CompareConfig)
         setting, options, methods = _parsed(replace(config, on_nan=on_nan or config.on_nan))
         options = replace(options, step_seconds=opened.header["step_seconds"])
-        task = opened.same_task(task, config.task, observer)
+        task = opened.same_task(task, config.task, config.batch, observer)
         prepared = prepare(task, methods, setting, options)
         return folder, run_comparison(prepared, opened, options, observer, stop)
 
@@ -195,7 +196,7 @@ def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[s
     """Refuse what the comparison in `folder` cannot be resumed with → the labels of its methods."""
     setting, options, methods = _parsed(config)
     task, source = given_task(None, config.task)
-    check_task(folder, header, task, source)
+    check_task(folder, header, header["task"], describe(task, source, config.batch))
     return [simulation.method.label for simulation, _ in prepare(task, methods, setting, options)]
 
 

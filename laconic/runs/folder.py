@@ -36,14 +36,14 @@ from laconic.store import atomic, records
 from laconic.store.archive import records_file
 from laconic.store.records import RECORDS, provenance
 from laconic.tasks.base import Task, count_parameters
-from laconic.tasks.catalog import make_task_and_source
+from laconic.tasks.catalog import OWN_TASK, given_task, is_own
+from laconic.tasks.own import fingerprint
 
 CHECKPOINT = "checkpoint.safetensors"
 COMMAND = "command.txt"
 WORKER_LOGS = "worker-*.jsonl"
 LAUNCHED = ("compiled", "token")  # what `laconic launch` keeps beside the logs of its workers
 SIMULATED = "simulated"  # the engine of a training whose workers are in one process
-OWN_TASK = "given by the caller"  # where the data of a task from Python comes from
 DECISIVE = ("commit", "dirty", "versions", "device")  # what of a provenance may change results
 
 # What is read of a header, by the kind of run; a header from before it named its kind is of the
@@ -339,15 +339,11 @@ class RunFolder:
         same = then is None or all(now[what] == then.get(what) for what in DECISIVE)
         return {} if same else {"provenance": now}
 
-    def same_task(self, task: Task | None, name: str, observer: Observer) -> Task:
+    def same_task(self, task: Task | None, name: str, batch: int, observer: Observer) -> Task:
         """The task the run was begun with, by its name or given again; other data is refused."""
-        if task is None and self.header["task"].get("source") == OWN_TASK:
-            raise LaconicError(
-                f"{self.path} was begun with a task of its own; resume it from Python with that "
-                "task."
-            )
+        require_own(self.path, [self.header["task"]], [task])
         task, source = given_task(task, name)
-        check_task(self.path, self.header, task, source)
+        check_task(self.path, self.header, self.header["task"], describe(task, source, batch))
         self.note_changes(observer)
         return task
 
@@ -484,28 +480,45 @@ def is_another(record: Mapping[str, Any], sha256: str | None) -> bool:
     return record.get("optimizer_sha256") not in (None, sha256)
 
 
-def given_task(task: Task | None, name: str) -> tuple[Task, str]:
-    """A task from Python, or the one of that name, and where its data comes from."""
-    return make_task_and_source(name) if task is None else (task, OWN_TASK)
-
-
-def describe(task: Task, source: str) -> Record:
-    """A task in a record: its name, size, classes, and where its data came from."""
+def describe(task: Task, source: str, batch: int) -> Record:
+    """A task in a record: its name, size, classes, and where its data came from; of a user's own
+    task also digests of its data and functions, once it is known that it can be trained."""
+    digests = fingerprint(task, batch) if is_own(source) else {}
     params, _ = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     return {
         "name": task.name,
         "parameters": count_parameters(params),
         "classes": task.classes,
         "source": source,
+        **digests,
     }
 
 
-def check_task(folder: Path, header: Mapping[str, Any], task: Task, source: str) -> None:
-    """Refuse another task or other data than the run was begun with."""
-    if describe(task, source) != header["task"]:
+def digests_of(record: Record) -> str:
+    """What tells a user's own task from another, of its description; "" for a named one."""
+    return " ".join(record[name] for name in ("data_sha256", "functions_sha256") if name in record)
+
+
+def require_own(folder: Path, then: Sequence[Record], given: Sequence[Task | None]) -> None:
+    """Refuse to go on without a task that was begun with from Python."""
+    for record, task in zip(then, given, strict=True):
+        if task is None and record.get("source") == OWN_TASK:
+            raise LaconicError(
+                f"{folder} was begun from Python with a task of its own, {record['name']!r}: "
+                f"give it again, laconic.resume({str(folder)!r}, task=…)."
+            )
+
+
+def check_task(folder: Path, header: Record, then: Record, now: Record) -> None:
+    """Refuse another task or other data than the run of that header was begun with."""
+    same_jax = header["provenance"].get("versions", {}).get("jax") == jax.__version__
+    told = [name for name in then if same_jax or name != "functions_sha256"]
+    changed = [f"{name} is {now.get(name)!r}" for name in told if then[name] != now.get(name)]
+    if changed:
+        own = "draw its data from a fixed seed and give the same task again, or "
         raise LaconicError(
-            f"{folder} was begun on {header['task']}, and now it is {describe(task, source)}; "
-            "start anew."
+            f"{folder} was begun on {then}, and now {', '.join(changed)}; "
+            f"{own if is_own(now['source']) else ''}start anew."
         )
 
 

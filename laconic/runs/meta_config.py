@@ -11,7 +11,6 @@ from laconic.meta.estimator import Horizon
 from laconic.meta.problem import Inner
 from laconic.meta.train import Outer
 from laconic.outer.learned import LearnedOptimizer
-from laconic.tasks.catalog import parse_spec
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,9 @@ class MetaConfig:
     architecture: Literal["lopt-a", "lagg-a", "lopt", "lagg"] = "lopt-a"
     """What it sees: lopt-a the mean delta, lagg-a every worker's; without -a no accumulators."""
     tasks: tuple[str, ...] = ("fmnist-mlp2",)
-    """What to train on: names from `laconic tasks`; a task's own numbers follow an @, as in
-    cifar10-cnn@workers=4,local_steps=2,batch=64,gamma=0.1 or fmnist-mlp2@clients=400,alpha=0.1."""
+    """What to train on: names from `laconic tasks`, or tasks of your own as mymodule:make_task; a
+    task's own numbers follow an @, as in cifar10-cnn@workers=4,local_steps=2,batch=64,gamma=0.1 or
+    fmnist-mlp2@clients=400,alpha=0.1."""
     workers: int = 8
     """K, how many workers a task has unless it says otherwise."""
     local_steps: int = 4
@@ -153,7 +153,6 @@ POPULATION_OPTIONS = {
 def parse_inner(spec: str, config: MetaConfig) -> Inner:
     """`task` or `task@option=value,…`; what it does not say comes from the config."""
     task, at, tail = spec.partition("@")
-    parse_spec(task)
     known = TASK_OPTIONS | POPULATION_OPTIONS
     values: dict[str, Any] = {name: getattr(config, name) for name in TASK_OPTIONS}
     population: dict[str, Any] = {}

@@ -13,7 +13,7 @@ writes the folder. With one process, that costs and changes nothing.
 import math
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,13 +26,21 @@ from jax.experimental import multihost_utils
 from laconic.errors import LaconicError, require_seed
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh, score
 from laconic.outer.learned import Theta
-from laconic.runs.folder import Interrupted, Observer, RunFolder
+from laconic.runs.folder import (
+    Interrupted,
+    Observer,
+    RunFolder,
+    check_task,
+    describe,
+    require_own,
+)
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.publish import publish_run
 from laconic.runs.simulate import out_of_memory
 from laconic.show.meta import write_learning_curve
 from laconic.store import checkpoint
-from laconic.tasks.catalog import make_task_and_source
+from laconic.tasks.base import Task
+from laconic.tasks.catalog import given_task
 from laconic.zoo import load
 
 LOOK_SECONDS = 0.5  # outer steps are sent off in bursts of about this long, then looked at
@@ -42,6 +50,7 @@ T = TypeVar("T")
 
 def meta_train(
     config: MetaConfig,
+    tasks: Sequence[Task | str] | None = None,
     *,
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -52,6 +61,8 @@ def meta_train(
 
     Args:
         config: what to train on and how.
+        tasks: tasks of your own, and names of others, instead of those that `config.tasks` names.
+            Numbers for one of yours go with its name there, as in "wave@batch=8".
         observer: is told of every outer step and every judgement.
         stop: is asked between bursts of outer steps; when it says True, the run saves and raises
             `Interrupted`.
@@ -68,10 +79,12 @@ def meta_train(
         folder, records = laconic.meta_train(config)
         optimizer = laconic.load(folder / "best.safetensors")
     """
-    trainer, sources = _prepare(config)
+    command = command or _call(config, own_tasks=tasks is not None)
+    config, own = _named(config, tasks)
+    trainer, described = _prepare(config, own)
     initial = _initial(config)
-    command = command or _call(config)
-    facts = {"recipe": name, "sources": sources, "init_sha256": _init_sha256(config)}
+    facts = {"recipe": name, "sources": [each["source"] for each in described]}
+    facts |= {"tasks": described, "init_sha256": _init_sha256(config)}
     folder = by_the_first(
         lambda: RunFolder.create("meta-train", config.out, f"meta-{name}", config, command, **facts)
     )
@@ -83,6 +96,7 @@ def meta_train(
 
 def resume_meta_train(
     folder: Path,
+    task: Task | Sequence[Task] | None = None,
     *,
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -101,12 +115,15 @@ def resume_meta_train(
             observer.note(f"{folder} is finished: there is nothing left to do.")
             return folder, by_the_first(opened.records) or []
         config = replace(opened.config(MetaConfig), minutes=minutes)
-        trainer, sources = _prepare(config)
-        begun_on = opened.header["sources"]
-        if sources != begun_on:
-            raise LaconicError(
-                f"{folder} was begun on {begun_on}, and the data is now {sources}; start anew."
-            )
+        own = {each.name: each for each in ([task] if isinstance(task, Task) else task or ())}
+        sources = opened.header["sources"]
+        tasks = opened.header.get("tasks", [{}] * len(sources))  # absent from old records
+        begun_on = [{**t, "source": source} for t, source in zip(tasks, sources, strict=True)]
+        names = [inner.task for inner in config.inners()]
+        require_own(folder, begun_on, [own.get(name) for name in names])
+        trainer, described = _prepare(config, own)
+        for then, now in zip(begun_on, described, strict=True):
+            check_task(folder, opened.header, then, now)
         opened.note_changes(observer)
         saved = opened.checkpoint.exists()
         then = opened.header.get("init_sha256")  # absent from old records
@@ -266,8 +283,28 @@ class MetaRun:
         return by_the_first(write) or []
 
 
-def _prepare(config: MetaConfig) -> tuple[MetaTrainer, list[str]]:
-    """Everything that can be wrong about a config, found before a folder is made."""
+def _named(
+    config: MetaConfig, tasks: Sequence[Task | str] | None
+) -> tuple[MetaConfig, dict[str, Task]]:
+    """The config with the names of tasks from Python, and those tasks by name."""
+    if tasks is None:
+        return config, {}
+    if not isinstance(tasks, list | tuple) or not all(isinstance(x, Task | str) for x in tasks):
+        raise LaconicError("tasks is a list of Tasks, as laconic.plain_task makes them, or names.")
+    own = {each.name: each for each in tasks if isinstance(each, Task)}
+    names = [each if isinstance(each, str) else each.name for each in tasks]
+    if len(set(names)) < len(names) or any("@" in name for name in own):
+        raise LaconicError(f"each task needs a name of its own, without an @, got {names}.")
+    numbers = {spec.partition("@")[0]: spec for spec in config.tasks}
+    specs = [numbers.get(name, name) if name in own else name for name in names]
+    return replace(config, tasks=tuple(specs)), own
+
+
+def _prepare(
+    config: MetaConfig, own: Mapping[str, Task]
+) -> tuple[MetaTrainer, list[dict[str, Any]]]:
+    """Everything that can be wrong about a config, found before a folder is made → the trainer, and
+    its tasks as records."""
     if config.minutes is not None and not config.minutes > 0:
         raise LaconicError(f"minutes must be positive, got {config.minutes}.")
     if (
@@ -282,23 +319,21 @@ def _prepare(config: MetaConfig) -> tuple[MetaTrainer, list[str]]:
     require_seed(config.seed)
     learned, inners, outer = config.learned(), config.inners(), config.outer()
     mesh = group_mesh(config.devices) if max(config.devices, jax.process_count()) > 1 else None
-    made = {
-        spec: make_task_and_source(spec) for spec in dict.fromkeys(inner.task for inner in inners)
-    }
+    made = {name: given_task(own.get(name), name) for name in dict.fromkeys(i.task for i in inners)}
+    described = [describe(*made[inner.task], inner.batch) for inner in inners]
     tasks = [made[inner.task][0] for inner in inners]
-    return MetaTrainer(tasks, learned, inners, outer, mesh), [
-        made[inner.task][1] for inner in inners
-    ]
+    return MetaTrainer(tasks, learned, inners, outer, mesh), described
 
 
-def _call(config: MetaConfig) -> str:
+def _call(config: MetaConfig, own_tasks: bool) -> str:
     """The call from Python that trains by a config, with the settings not at their defaults."""
     changed = [
         f"{f.name}={getattr(config, f.name)!r}"
         for f in fields(config)
         if f.name != "out" and getattr(config, f.name) != getattr(MetaConfig(), f.name)
     ]
-    return f"laconic.meta_train(laconic.MetaConfig({', '.join(changed)}))"
+    own = ", tasks=[…]" if own_tasks else ""
+    return f"laconic.meta_train(laconic.MetaConfig({', '.join(changed)}){own})"
 
 
 def _init_sha256(config: MetaConfig) -> str | None:

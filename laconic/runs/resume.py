@@ -1,7 +1,7 @@
 """Take up any run where it stopped."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ HOMES = {
 }
 # What only some kinds of runs can be given.
 SOME = {
-    "task": ("compare", "sweep"),
+    "task": ("compare", "sweep", "train", "meta-train"),
     "on_nan": ("compare",),
     "minutes": ("meta-train",),
     "observer": ("compare", "sweep", "train", "meta-train"),
@@ -28,7 +28,7 @@ SOME = {
 
 def resume(
     folder: str | Path,
-    task: Task | None = None,
+    task: Task | Sequence[Task] | None = None,
     *,
     on_nan: Literal["stop", "continue"] | None = None,
     minutes: float | None = None,
@@ -39,7 +39,8 @@ def resume(
 
     Args:
         folder: of a comparison, a sweep, a training, a meta-training or an experiment.
-        task: the task of a comparison or sweep that was begun with one from Python.
+        task: the task of a run that was begun with one from Python; for a meta-training, all of
+            those.
         on_nan: what a comparison does from now on when a loss is NaN; by default as before.
         minutes: stop a meta-training cleanly after about this long.
         observer: is told of progress.

@@ -16,21 +16,14 @@ from laconic.errors import LaconicError, require_positive
 from laconic.federated.population import Federated
 from laconic.method import Point, Setting, seeds_from
 from laconic.methods import definition_of, optimizer_sha256
-from laconic.runs.folder import (
-    OWN_TASK,
-    Interrupted,
-    Observer,
-    RunFolder,
-    describe,
-    given_task,
-    is_another,
-)
+from laconic.runs.folder import Interrupted, Observer, RunFolder, describe, is_another
 from laconic.runs.grid import Outcome, Sweep, parse_grid, without_repeats
 from laconic.runs.settings import begun_with
 from laconic.runs.simulate import in_parts
 from laconic.show.sweep import RULES, Record, Rule, point_record, ranked, ranking_text, write_figure
 from laconic.store import atomic
 from laconic.tasks.base import Task
+from laconic.tasks.catalog import OWN_TASK, given_task
 
 SEGMENT = 100  # rounds between two signs of progress, and two chances to stop
 
@@ -47,7 +40,8 @@ class SweepConfig:
     """
 
     task: str = "fmnist-mlp2"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
+    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
+    task of your own as mymodule:make_task."""
     method: str = "local-sgd"
     """Whose hyper-parameters: local-sgd, slowmo, diloco, fedavg, fedavgm, fedprox, scaffold,
     fedadam, fedyogi, fedadagrad, sgd, adam, one of your own, or a learned optimizer by its
@@ -118,6 +112,7 @@ def sweep(
         command = begun_with("sweep", config, own_task=task is not None)
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
+    about = describe(task, source, config.batch)
     engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
     points = [*grid, *extra]
     check_sweep(engine, points, rule)
@@ -125,7 +120,7 @@ def sweep(
         # the data of a population decides it
         config = replace(config, local_steps=engine.plan.local_steps)
     name = f"sweep-{Path(config.method).stem}-{config.task}"
-    facts = {"task": describe(task, source), "grid_points": len(grid)}
+    facts = {"task": about, "grid_points": len(grid)}
     facts["optimizer_sha256"] = optimizer_sha256(config.method)
     with RunFolder.create("sweep", config.out, name, config, command, **facts) as folder:
         return _finish(engine, points, folder, rule, config, observer, stop)
@@ -143,7 +138,7 @@ def resume_sweep(
     with RunFolder.open(folder, "sweep", observer) as opened:
         config = opened.config(SweepConfig)
         setting, rule, grid, extra = _parsed(config)
-        task = opened.same_task(task, config.task, observer)
+        task = opened.same_task(task, config.task, config.batch, observer)
         if is_another(opened.header, optimizer_sha256(config.method)):
             raise LaconicError(
                 f"{folder} was begun with another {config.method} than there is now; sweep it into "

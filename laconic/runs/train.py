@@ -23,22 +23,24 @@ from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
 from laconic.runs.folder import (
     SIMULATED,
+    WORKER_LOGS,
     Interrupted,
     Observer,
     RunFolder,
     check_task,
     describe,
+    digests_of,
     is_another,
     read_header,
     spelled,
 )
 from laconic.runs.measure import final_metrics
-from laconic.runs.settings import command_line, read_config, require_same, settled
+from laconic.runs.settings import begun_with, read_config, require_same, settled
 from laconic.runs.train_log import Log, check_checkpoint, finish, forget_after, log_name
 from laconic.store import checkpoint
-from laconic.store.records import plain
+from laconic.store.records import plain, read
 from laconic.tasks.base import Task
-from laconic.tasks.catalog import make_task_and_source, parse_spec
+from laconic.tasks.catalog import OWN_TASK, given_task, is_own
 
 OWN = ("out", "checkpoint_every")  # each process may have its own
 WEIGHTS = "weights.safetensors"
@@ -56,7 +58,8 @@ class TrainConfig:
     """
 
     task: str = "digits-mlp"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value."""
+    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
+    task of your own as mymodule:make_task."""
     optimizer: str = "lopt-a-digits"
     """The outer optimizer and its workers: a name from `laconic optimizers`, with options as
     name:key=value,…."""
@@ -94,6 +97,7 @@ class Turn(Protocol):
 
 def train(
     config: TrainConfig,
+    task: Task | None = None,
     *,
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -103,6 +107,7 @@ def train(
 
     Args:
         config: what to train and how.
+        task: a task of your own instead of the one that `config.task` names.
         observer: is told of every round.
         stop: is asked after each round; when it says True, one more round is done and saved, and
             `Interrupted` is raised.
@@ -118,8 +123,9 @@ def train(
         print(records[-1]["loss"], records[-1]["heldout"])
     """
     method, _ = parts_of(config)
-    task, source = make_task_and_source(config.task)
-    command = command or command_line("train", config)
+    command = command or begun_with("train", config, own_task=task is not None)
+    task, source = given_task(task, config.task)
+    config = replace(config, task=config.task if source != OWN_TASK else task.name)
     about = _about(config, task, source, SIMULATED)
     with RunFolder.create("train", config.out, config.task, config, command, **about) as folder:
         _simulate(config, method, task, folder, observer or Observer(), stop)
@@ -128,6 +134,7 @@ def train(
 
 def resume_train(
     folder: Path,
+    task: Task | None = None,
     *,
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -149,7 +156,7 @@ def resume_train(
             return folder, opened.records()
         config = opened.config(TrainConfig)
         method, _ = parts_of(config)
-        task = opened.same_task(None, config.task, observer)
+        task = opened.same_task(task, config.task, config.batch, observer)
         check_same(opened, config)
         engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
         check_checkpoint(opened, checkpoint_path(folder, engine), config.checkpoint_every)
@@ -178,12 +185,14 @@ def work(
     """
     seal = _seal(token, config)
     engine = connect(seal)
-    task, source = make_task_and_source(config.task)
+    task, source = given_task(None, config.task)
     config = replace(config, out=folder)
     about = {"command": command, **_about(config, task, source, engine_name)}
     with RunFolder.join(folder, log_name(engine), "train", config, **about) as joined:
         check_same(joined, config)
-        check_task(folder, joined.header, task, source)
+        logs = folder.glob(WORKER_LOGS) if is_own(source) else [joined.file]
+        for header in [header for log in logs for header in read(log, gaps=True)[:1]]:
+            check_task(folder, header, header["task"], about["task"])
         joined.note_changes(observer)
         Part(config, task, engine, seal, joined, observer, turn).carry_out(stop)
 
@@ -205,8 +214,8 @@ def _simulate(
 
 
 def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
-    """The method and the setting of a config; all that can be wrong with it is found here, before
-    any data is read."""
+    """The method and the setting of a config; all that can be wrong with it but for its task is
+    found here, before any data is read."""
     if config.checkpoint_every < 0:
         raise LaconicError(
             f"checkpoint_every counts rounds, or is 0 for none, got {config.checkpoint_every}."
@@ -220,7 +229,6 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
         (config.seed,),
         config.rounds,
     )
-    parse_spec(config.task)
     compressor = parse_compressor(config.compress)
     method = parse_method(config.optimizer, config.workers, compressor, use="train")
     K, H = method.budget(config.workers, config.local_steps)
@@ -280,7 +288,7 @@ def check_same(folder: RunFolder, config: TrainConfig) -> None:
 
 
 def _about(config: TrainConfig, task: Task, source: str, engine: str) -> dict[str, Any]:
-    about = {"task": describe(task, source), "engine": engine}
+    about = {"task": describe(task, source, config.batch), "engine": engine}
     return {**about, "optimizer_sha256": contents_of(config)}
 
 
@@ -323,6 +331,7 @@ class Part:
             checkpoint_every=self.config.checkpoint_every,
             norm_limit=self.config.norm_limit,
             at=self._at,
+            running=digests_of(self.folder.header["task"]),
             committed=lambda report, due: log.add(row_of(report), at_once=due),
         )
         done = _saved_rounds(self.folder.path, self.engine)

@@ -87,6 +87,7 @@ def plain_task(
     *,
     test: Arrays | None = None,
     metrics: Callable[[Params, Batch], Metrics] | None = None,
+    classes: int | None = None,
 ) -> Task:
     """A task from two plain functions.
 
@@ -96,7 +97,9 @@ def plain_task(
         loss: (params, batch) → scalar.
         data: training data, a pytree of arrays with one example a row; or a ready feed.
         test: held-out data of the same form; without it no test loss is measured.
-        metrics: (params, batch) → further numbers to evaluate beside the loss.
+        metrics: (params, batch) → further numbers to evaluate beside the loss, by name: each is a
+            column of a comparison's table and a curve in its report.
+        classes: number of classes C, if there are any; ln C is the loss of a uniform guess.
 
     Returns:
         The `Task`.
@@ -128,9 +131,13 @@ def plain_task(
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
         more = metrics(params, batch) if metrics else {}
+        if not isinstance(more, dict) or "loss" in more:
+            raise LaconicError(f"{name}: metrics gives a dict without 'loss', got {more!r}.")
         return {"loss": loss(params, batch), **more}
 
-    return Task(name, lambda key: (init(key), ()), full_loss, feed, evaluate=evaluate)
+    return Task(
+        name, lambda key: (init(key), ()), full_loss, feed, evaluate=evaluate, classes=classes
+    )
 
 
 def _check_examples(arrays: Arrays, where: str) -> None:

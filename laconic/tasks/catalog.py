@@ -1,4 +1,5 @@
-"""The named tasks, such as `fmnist-mlp2` or `lm-bytes:file=/path/x.txt,context=32`.
+"""The named tasks, such as `fmnist-mlp2` or `lm-bytes:file=/path/x.txt,context=32`, and the one
+place where a word or an object becomes a `Task`.
 
 Adding a task is one entry in `TASKS`. Naming a task reads no data; making it does.
 """
@@ -7,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from laconic.data import imagenet, images, text
@@ -17,12 +19,14 @@ from laconic.tasks.base import Task
 from laconic.tasks.classifier import COMPUTE, classifier_task, stateful_classifier_task
 from laconic.tasks.layers import CONVOLUTIONS
 from laconic.tasks.lm import POSITIONS, lm_task
+from laconic.tasks.own import find_task, is_word
 from laconic.tasks.resnet import STEMS, parse_blocks, resnet_task
 from laconic.tasks.small import ACTIVATIONS, CNN, MLP, NormCNN
 from laconic.tasks.vit import vit_task
 
 Options = Mapping[str, Any]
 LARGEST = 1_000_000  # of any number in a spec
+OWN_TASK = "given by the caller"  # where the data of a task from Python comes from
 # The values of options that are words; an empty default lets the task choose.
 CHOICES: dict[str, tuple[str, ...]] = {
     "split": ("80/10/10", "all"),
@@ -196,17 +200,20 @@ TASKS: dict[str, NamedTask] = {
 
 
 def make_task(spec: str) -> Task:
-    """Make a task of the catalog, reading its data.
+    """Make a task by its name, reading its data.
 
     Args:
-        spec: `name`, or with options `name:key=value,key=value`; `laconic tasks` lists both. It
-            becomes the task's name.
+        spec: a name of the catalog, or with options `name:key=value,key=value`; `laconic tasks`
+            lists both, and the spec becomes the task's name. Or a task of your own as
+            `module:name`: a `Task`, or a function without arguments that returns one, in a module
+            of the current directory or of Python's path.
 
     Returns:
         The `Task`.
 
     Raises:
-        LaconicError: the name, an option or a value is unknown, or the data is missing or damaged.
+        LaconicError: the name, an option or a value is unknown, the data is missing or damaged, or
+            your module does not give a task; the error names the line.
 
     Example:
         >>> from laconic import make_task
@@ -219,17 +226,41 @@ def make_task(spec: str) -> Task:
 
 def make_task_and_source(spec: str) -> tuple[Task, str]:
     """The task, and where its data was read from (for the records of a run)."""
+    if is_own(spec):
+        return find_task(spec), spec
     name, options = parse_spec(spec)
     dataset = TASKS[name].load(options)
     task = TASKS[name].model(spec, dataset, options)
     return replace(task, at_once=options.get("at_once") or None), dataset.source
 
 
+def given_task(task: Task | None, spec: str) -> tuple[Task, str]:
+    """A task from Python, or else the one that a spec names, and where its data comes from."""
+    if task is None:
+        return make_task_and_source(spec)
+    if not isinstance(task, Task):
+        kind = type(task).__name__
+        raise LaconicError(f"task is a Task, as laconic.plain_task makes one, got a {kind}.")
+    return task, OWN_TASK
+
+
+def is_own(source: str) -> bool:
+    """Whether a spec, or where a record says that data came from, is a user's own task."""
+    return source == OWN_TASK or (is_word(source) and source.partition(":")[0] not in TASKS)
+
+
 def parse_spec(spec: str) -> tuple[str, Options]:
-    """The task a spec names and its options, defaults filled in; reads no data."""
+    """The task of the catalog a spec names and its options, defaults filled in; reads no data."""
     name, colon, tail = spec.partition(":")
     if name not in TASKS:
-        raise unknown("task", name, TASKS)
+        if name.endswith(".py") and is_word(f"{Path(name).stem}:{tail}"):
+            raise LaconicError(
+                f"task {spec!r}: name the module, not its file, from its folder: "
+                f"{Path(name).stem}:{tail}."
+            )
+        raise LaconicError(
+            f"{unknown('task', name, TASKS)} A task of your own is mymodule:make_task."
+        )
     options = dict(TASKS[name].options)
     for item in tail.split(",") if colon else []:
         key, equals, value = item.partition("=")

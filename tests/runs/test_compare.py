@@ -82,7 +82,8 @@ def test_the_folder_holds_what_was_promised(finished):
         assert (folder / name).stat().st_size > 0
     assert not (folder / CHECKPOINT).exists()
     run = records[0]
-    assert run["task"] == {
+    told = {name: value for name, value in run["task"].items() if not name.endswith("_sha256")}
+    assert told == {
         "name": "fit",
         "parameters": 7,
         "classes": None,

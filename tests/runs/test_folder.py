@@ -374,12 +374,12 @@ def test_one_function_resumes_every_kind_of_run(task, tmp_path, raises_clearly):
     runs = {
         "compare": compare(replace(SMALL, out=tmp_path / "compare"), task),
         "sweep": sweep(replace(grid, out=tmp_path / "sweep"), task),
-        "train": train(replace(TRAINING, out=tmp_path / "train")),
+        "train": train(replace(TRAINING, out=tmp_path / "train"), task),
         "meta-train": meta_train(replace(TINY, steps=1, out=tmp_path / "meta-train")),
     }
     for kind, (folder, records) in runs.items():
         assert records[0]["run"] == kind == kind_of(records[0])
-        own = {"task": task} if kind in ("compare", "sweep") else {}
+        own = {} if kind == "meta-train" else {"task": task}
         found, again = laconic.resume(str(folder), **own)
         assert (found, again[0]) == (folder, records[0])
         assert {record["kind"] for record in again} == {record["kind"] for record in records}

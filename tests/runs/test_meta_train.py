@@ -432,7 +432,7 @@ def test_a_folder_without_meta_training_cannot_go_on(tmp_path, raises_clearly):
         ({"config": {"steps": "8"}}, ["steps", "wrong type"]),
         ({"config": {"tasks": "digits-mlp"}}, ["tasks", "wrong type"]),
         ({"config": {"colour": 1}}, ["have colour,", "start anew"]),
-        ({"sources": ["elsewhere"]}, ["was begun on ['elsewhere']", "start anew"]),
+        ({"sources": ["elsewhere"]}, ["was begun on", "'elsewhere'", "start anew"]),
     ],
 )
 def test_a_run_goes_on_only_as_it_was_begun(change, parts, whole, tmp_path, raises_clearly):
