@@ -143,7 +143,9 @@ def pages() -> dict[str, str]:
         "appendix-comparisons.md": page(
             "Appendix: comparisons",
             "Every comparison on record, by its folder in `results/`. Bold is best; ± is a standard"
-            " error over seeds.",
+            " error over seeds. Numbers after a name are SlowMo's γ / α / β, FedAdam's γ / η, or a"
+            " learning rate; point at a name for the whole word. \\* marks numbers chosen, or an"
+            " optimizer meta-trained, on the task itself.",
             [comparison(path) for path in others],
         ),
         "appendix-general.md": page(

@@ -283,6 +283,16 @@ are methods too; `definition_of` finds all of them.
 {'gamma': 0.1, 'alpha': 1.0, 'beta': 0.95}
 """
 
+TUNED: dict[str, tuple[str, ...]] = {
+    "digits-mlp": (
+        "slowmo:gamma=0.3,beta=0.8",
+        "fedadam:gamma=0.3,eta=0.03",
+        "adam:alpha=0.02",
+        "diloco:gamma=0.01,lr=0.4,momentum=0.8",  # results/sweeps/digits-diloco
+    )
+}
+"""Methods whose numbers were chosen on the task itself, as its tables say."""
+
 
 def own_names() -> list[str]:
     """The outer optimizers that are methods by their own names."""

@@ -308,8 +308,10 @@ def numbers_in(text: str) -> list[str]:
 
 
 def _cells(line: str) -> list[str]:
-    """The cells of a row as plain text: neither link targets nor emphasis, which may change."""
-    text = re.sub(r"\]\([^)]*\)", "", line.strip()).replace("[", "")
+    """The cells of a row as plain text: neither link targets nor emphasis, which may change, and
+    words instead of the labels that stand for them."""
+    line = re.sub(r'<abbr title="([^"]*)">.*?</abbr>', r"\1", line.strip())
+    text = re.sub(r"\]\([^)]*\)", "", line).replace("[", "")
     cells = re.split(r"(?<!\\)\|", re.sub(r"[*`]", "", text))
     return [" ".join(cell.split()) for cell in cells[1:-1]]
 

@@ -76,7 +76,8 @@ def test_a_comparison_ends_with_the_table_and_the_report(capfd, tmp_path):
     assert "rounds/s" in err
     lines = out.strip().splitlines()
     assert lines[-1] == f"report: {folder}/report.html"
-    assert any(line.split()[:1] == ["slowmo"] for line in lines)
+    assert any(line.split()[:1] == ["SlowMo"] for line in lines)
+    assert any(line.startswith("lowest train loss") for line in lines)
     records = read(folder / "records.jsonl")
     assert records[0]["command"].startswith("laconic compare --rounds 6")
     assert (folder / "command.txt").read_text().strip() == records[0]["command"]

@@ -75,7 +75,9 @@ def test_the_readme_rounds_nothing_up():
         "lagg-a-fmnist",
     ):
         cells = (
-            next(line for line in table.splitlines() if f"`{label}`" in line)
+            next(
+                line for line in table.splitlines() if f"`{label}`" in line or f'"{label}"' in line
+            )
             .replace("*", "")
             .split("|")
         )

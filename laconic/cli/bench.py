@@ -132,7 +132,7 @@ def _show(made: dict[str, Any]) -> None:
     ]
     headers = ["", "ms", *(key.replace("_", " ") for key in columns)]
     title = f"{made['benchmark']} on {made['device']['kind']}"
-    out.print(Table(title, headers, rows).terminal())
+    out.print(Table(title, headers, rows))
     for key, value in made.items():
         if isinstance(value, int | float | str) and key not in ABOUT:
             say(f"{key.replace('_', ' ') + ':':<42} {_number(value)}")
@@ -160,7 +160,7 @@ def _compare(made: dict[str, Any], earlier: dict[str, Any]) -> int:
     ]
     title = f"against {earlier.get('commit') or 'the record'}"
     headers = ["", "ms before", "ms now", "ratio", ""]
-    out.print(Table(title, headers, rows).terminal())
+    out.print(Table(title, headers, rows))
     for what, before, now in timing.different(made, earlier):
         say(f"note: {what} was {before} and is {now}.")
     slower = [name for name, _, _, verdict in found if verdict == "slower"]

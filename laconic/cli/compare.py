@@ -20,6 +20,7 @@ from laconic.recipes.sweeps import sweeps
 from laconic.runs.compare import CompareConfig, compare, resume_compare
 from laconic.runs.settings import program
 from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
+from laconic.show.advice import advice
 from laconic.show.comparison import setting_of, summary_table, verdict
 from laconic.show.sweep import closing_sentence, ranking_table
 
@@ -64,14 +65,17 @@ def run_sweep_command(argv: Sequence[str]) -> int:
 
 
 def _print_comparison(folder: Path, records: Sequence[dict[str, Any]]) -> None:
-    out.print(replace(summary_table(records), title=setting_of(records)).terminal())
-    say(verdict(records))
+    out.print(replace(summary_table(records), title=setting_of(records)))
+    found = advice(records)
+    if found is not None:
+        out.print("", found)
+    out.print(f"\n{verdict(records)}", markup=False, highlight=False)
     say(f"report: {(folder / 'report.html').resolve()}")
 
 
 def _print_ranking(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     """The best points, what they are ranked by, and where all of it is."""
-    out.print(ranking_table(records).terminal())
+    out.print(ranking_table(records))
     say(closing_sentence(records).replace("`", ""))
     names = {"ranking": "ranking.md", "picture": "ranking.png", "records": "records.jsonl"}
     say_facts({what: (folder / name).resolve() for what, name in names.items()})

@@ -23,6 +23,7 @@ from laconic.errors import unknown
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.folder import StopFlag as SilentStopFlag
 from laconic.runs.settings import resume_command
+from laconic.show.labels import labels_of
 
 LINE_SECONDS = 10.0  # between two lines of a log about the same thing
 Config = TypeVar("Config")
@@ -124,7 +125,8 @@ class LiveBars(Observer):
         if label in self.ids:
             self.bars.remove_task(self.ids[label])
         add, loss = self.bars.add_task, "compiling …"
-        self.ids[label] = add(label, total=total, completed=done, loss=loss, rate="")
+        shown = labels_of([label])[label]
+        self.ids[label] = add(shown, total=total, completed=done, loss=loss, rate="")
         self.start[label] = done
 
     def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:

@@ -134,7 +134,7 @@ def _list() -> int:
 
 def _print_outcome(folder: Path, record: dict[str, Any]) -> None:
     for shown in record["tables"]:
-        out.print(Table(**shown).terminal())
+        out.print(Table(**shown))
     for line in (*scale_line(record), *left_line(record)):
         say(line)
     for name in ("table.md", "table.html", "figure.png", "records.jsonl"):

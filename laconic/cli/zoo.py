@@ -110,7 +110,7 @@ def list_zoo(argv: Sequence[str]) -> None:
         tasks = ", ".join(dict.fromkeys(row["task"] for row in card.trained_on))
         rows.append((name, card.architecture, workers, tasks, card.summary))
     headers = ("name", "architecture", "K", "trained on", "summary")
-    out.print(Table("", headers, rows, left=len(headers)).terminal())
+    out.print(Table("", headers, rows, left=len(headers)))
 
 
 def warn_of_damage() -> None:

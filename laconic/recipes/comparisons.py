@@ -45,10 +45,21 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
         CompareConfig(),
     ),
     "digits-learned": (
-        "the same and an optimizer that never saw digits, on ten seeds that nothing was trained or "
-        "tuned on",
+        "the same with DiLoCo's usual numbers and an optimizer that never saw digits, on ten seeds "
+        "that nothing was trained or tuned on",
         CompareConfig(
-            optimizers=(*CompareConfig.optimizers, "lopt-a-fmnist"), seeds=10, first_seed=100
+            optimizers=(
+                "local-sgd",
+                "slowmo:gamma=0.3,beta=0.8",
+                "fedadam:gamma=0.3,eta=0.03",
+                "adam:alpha=0.02",
+                "diloco",
+                "lopt-a-digits",
+                "lopt-a-general",
+                "lopt-a-fmnist",
+            ),
+            seeds=10,
+            first_seed=100,
         ),
     ),
     "fmnist-baselines": (

@@ -23,7 +23,7 @@ from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.federated.population import Federated
 from laconic.method import Method, Setting, seeds_from
-from laconic.methods import parse_method
+from laconic.methods import TUNED, parse_method
 from laconic.runs.folder import (
     Interrupted,
     Observer,
@@ -62,10 +62,7 @@ class CompareConfig:
     task of your own as mymodule:make_task."""
     optimizers: tuple[str, ...] = (
         "local-sgd",
-        "slowmo:gamma=0.3,beta=0.8",
-        "fedadam:gamma=0.3,eta=0.03",
-        "adam:alpha=0.02",
-        "diloco",
+        *TUNED["digits-mlp"],
         "lopt-a-digits",
         "lopt-a-general",
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from laconic.errors import LaconicError
 from laconic.federated.population import in_words, read_federated
+from laconic.methods import TUNED
 from laconic.show import figures, metrics
 from laconic.show import page as html
 from laconic.show.curves import (
@@ -28,6 +29,7 @@ from laconic.show.curves import (
     round_values,
     train_curve,
 )
+from laconic.show.labels import labels_of, numbers_meant
 from laconic.show.table import (
     MISSING,
     Table,
@@ -40,6 +42,7 @@ from laconic.show.table import (
 )
 from laconic.show.timing import Link, Traffic, parse_link, round_seconds, seconds_to_loss
 from laconic.store import atomic
+from laconic.zoo import cards
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 LADDER = 5  # round losses in the table of times, beside the target
 LONGEST = 44  # characters of a label in a legend
+SPARE = ("speedup", "MB sent", "MB received")  # columns that a narrow terminal leaves out
 
 
 # --- the summary ----------------------------------------------------------------------------------
@@ -107,9 +111,23 @@ def _row(record: Record, reference: Any, target: float | None, link: Link | None
     }
 
 
+# --- records with labels that people read ---------------------------------------------------------
+
+
+def methods_of(records: Sequence[Record]) -> list[Record]:
+    """The methods under the labels that people read; `word` is what each was given as."""
+    methods = of_kind(records, "method")
+    shown = labels_of(method["label"] for method in methods)
+    return [{**m, "word": m["label"], "label": shown[m["label"]]} for m in methods]
+
+
 def summary_of(records: Sequence[Record]) -> Record:
-    """The "summary" record that counts: the last."""
-    return of_kind(records, "summary")[-1]
+    """The "summary" record that counts, the last, under the labels of `methods_of`."""
+    summary = of_kind(records, "summary")[-1]
+    shown = {m["word"]: m["label"] for m in methods_of(records)}
+    rows = [{**row, "label": shown.get(row["label"], row["label"])} for row in summary["rows"]]
+    reference = summary["reference"]
+    return {**summary, "rows": rows, "reference": shown.get(reference, reference)}
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -159,20 +177,40 @@ def summary_table(records: Sequence[Record]) -> Table:
     """The row of every method, best values marked: the same in terminal, page and Markdown."""
     summary = summary_of(records)
     link_given = of_kind(records, "run")[0]["config"]["link"] is not None
-    by_label = {m["label"]: look for m, look in zip(*_methods(records), strict=True)}
-    against = ""
-    if summary["reference"] is not None:
-        against = f" Speedup: to {_goal_of_speedups(records)}."
+    methods, looks = _methods(records)
+    by_label = {m["label"]: (look, m["word"]) for m, look in zip(methods, looks, strict=True)}
     note = f"Bold marks the best of a column{_left_out(records)}; "
-    note += f"MB are per worker for the whole run.{against}"
-    looks = [by_label[row["label"]] for row in summary["rows"]]
-    return replace(table_of(summary, link_given, bounds(records)), note=note, styles=looks)
+    note += "MB are per worker for the whole run."
+    if summary["reference"] is not None:
+        note += f" Speedup: to {_goal_of_speedups(records)}."
+    if meant := numbers_meant(m["word"] for m in methods):
+        note += f" Numbers of {meant}."
+    styles, words = zip(*(by_label[row["label"]] for row in summary["rows"]), strict=True)
+    table = table_of(summary, link_given, bounds(records))
+    task = of_kind(records, "run")[0]["task"]["name"]
+    rows = [
+        [f"{row[0]} *", *row[1:]] if _chosen_on(task, word) else row
+        for row, word in zip(table.rows, words, strict=True)
+    ]
+    if rows != table.rows:
+        note += f" * Its numbers were chosen, or it was meta-trained, on {task}."
+    return replace(table, rows=rows, note=note, styles=styles, words=words, spare=SPARE)
+
+
+def _chosen_on(task: str, word: str) -> bool:
+    """Whether a method was tuned or meta-trained on the task; told where all tuning is known."""
+    if task not in TUNED:
+        return False
+    card = cards().get(word.partition(":")[0])
+    return word in TUNED[task] or (
+        card is not None and task in (trained["task"] for trained in card.trained_on)
+    )
 
 
 def _goal_of_speedups(records: Sequence[Record]) -> str:
     """The loss that every speedup is a speedup to, in words."""
     name = summary_of(records)["reference"]
-    reference = next(m for m in of_kind(records, "method") if m["label"] == name)
+    reference = next(m for m in methods_of(records) if m["label"] == name)
     return f"{name}'s lowest training loss ({number(metrics.minimum_loss(curves_of(reference)))})"
 
 
@@ -180,7 +218,7 @@ def table_of(summary: Record, link_given: bool, left_out: frozenset[str] = froze
     """The table of a "summary" record; methods in `left_out` are never marked as best."""
     columns = _columns(summary, link_given)
     rows = [[column.cell(row) for column in columns] for row in summary["rows"]]
-    rivals = _rivals(summary["rows"], left_out)
+    rivals = rivals_of(summary["rows"], left_out)
     best: set[tuple[int, int]] = set()
     for j, (_, _, field, better) in enumerate(columns):
         values = [row[field] for row in rivals if field and row[field] is not None]
@@ -192,7 +230,7 @@ def table_of(summary: Record, link_given: bool, left_out: frozenset[str] = froze
     return Table("Summary of the methods", headers, rows, best=frozenset(best), code=True)
 
 
-def _rivals(rows: Sequence[Row], left_out: frozenset[str]) -> list[Row]:
+def rivals_of(rows: Sequence[Row], left_out: frozenset[str]) -> list[Row]:
     """The rows that can be the best: not in `left_out`, and no seed diverged."""
     return [row for row in rows if row["label"] not in left_out and not row["diverged"]]
 
@@ -200,7 +238,7 @@ def _rivals(rows: Sequence[Row], left_out: frozenset[str]) -> list[Row]:
 def bounds(records: Sequence[Record]) -> frozenset[str]:
     """Labels of methods that use one worker where there are several: they send nothing."""
     workers = of_kind(records, "run")[0]["config"]["workers"]
-    return frozenset(m["label"] for m in of_kind(records, "method") if m["workers"] == 1 < workers)
+    return frozenset(m["label"] for m in methods_of(records) if m["workers"] == 1 < workers)
 
 
 def _left_out(records: Sequence[Record]) -> str:
@@ -218,7 +256,7 @@ def verdict(records: Sequence[Record]) -> str:
     left_out = bounds(records)
     if len(left_out) == len(summary["rows"]):
         left_out = frozenset()
-    rivals = _rivals(summary["rows"], left_out)
+    rivals = rivals_of(summary["rows"], left_out)
     if not rivals:
         return "Every method diverged."
     reference = next((row for row in rivals if row["label"] == summary["reference"]), None)
@@ -279,8 +317,8 @@ def _lowest_loss(rows: Sequence[Row], rounds: int) -> str:
 def notes(records: Sequence[Record]) -> list[str]:
     """What a reader must know beside the verdict: time on the link, seeds, divergence, bounds."""
     config, summary = of_kind(records, "run")[0]["config"], summary_of(records)
-    methods, found = of_kind(records, "method"), []
-    rivals = _rivals(summary["rows"], bounds(records))
+    methods, found = methods_of(records), []
+    rivals = rivals_of(summary["rows"], bounds(records))
     timed = {r["label"]: s for r in rivals if (s := r["seconds_to_target"]) is not None}
     fastest = min(timed, key=timed.__getitem__, default=None)
     reference = summary["reference"]
@@ -303,7 +341,7 @@ def notes(records: Sequence[Record]) -> list[str]:
 
 def _methods(records: Sequence[Record]) -> tuple[list[Record], list[Style]]:
     """The methods, and one style for each."""
-    methods = of_kind(records, "method")
+    methods = methods_of(records)
     return methods, method_styles([m["label"] for m in methods], summary_of(records)["reference"])
 
 
@@ -322,7 +360,7 @@ def legend(records: Sequence[Record]) -> list[tuple[Style, str]]:
 
 def panels(records: Sequence[Record]) -> list[Panel]:
     """Train loss against rounds, the test metric, and train loss against seconds on a link."""
-    methods = of_kind(records, "method")
+    methods = methods_of(records)
     labels = "Training loss", "communication rounds"
     found = [_train_panel(records, "rounds", labels, [1.0] * len(methods), log_x=False)]
     found += _heldout_panel(records)
@@ -336,19 +374,19 @@ def panels(records: Sequence[Record]) -> list[Panel]:
 
 def bits_panel(records: Sequence[Record]) -> Panel:
     """Train loss against megabytes sent; a method that sends nothing has no place on a log axis."""
-    megabytes = [method["traffic"]["sent_bits"] / 8e6 for method in of_kind(records, "method")]
+    megabytes = [method["traffic"]["sent_bits"] / 8e6 for method in methods_of(records)]
     labels = "Training loss over traffic", "megabytes sent per worker"
     return _train_panel(records, "bits", labels, megabytes)
 
 
 def traffic_differs(records: Sequence[Record]) -> bool:
     """Whether methods that send anything send different amounts, so that rounds alone mislead."""
-    return len({m["traffic"]["sent_bits"] for m in of_kind(records, "method")} - {0}) > 1
+    return len({m["traffic"]["sent_bits"] for m in methods_of(records)} - {0}) > 1
 
 
 def seconds_per_round(records: Sequence[Record]) -> list[float | None]:
     """Seconds of a round of each method on the run's link; None without a link or a step time."""
-    methods, text = of_kind(records, "method"), of_kind(records, "run")[0]["config"]["link"]
+    methods, text = methods_of(records), of_kind(records, "run")[0]["config"]["link"]
     if text is None:
         return [None] * len(methods)
     link = parse_link(text)
@@ -431,7 +469,7 @@ def blocks(records: Sequence[Record]) -> list[html.Block]:
 
 
 def _curves(records: Sequence[Record]) -> html.Panels:
-    methods, target = of_kind(records, "method"), summary_of(records)["target_loss"]
+    methods, target = methods_of(records), summary_of(records)["target_loss"]
     shown = panels(records)
     if traffic_differs(records):
         shown.append(bits_panel(records))
@@ -506,7 +544,7 @@ def _times(records: Sequence[Record]) -> Table | None:
     for method, cost in zip(methods, per_round, strict=True):
         rounds = [metrics.rounds_to_loss(method["train"], loss) for loss in losses]
         seconds.append([None if n is None or cost is None else n * cost for n in rounds])
-    able = {row["label"] for row in _rivals(summary["rows"], bounds(records))}
+    able = {row["label"] for row in rivals_of(summary["rows"], bounds(records))}
     rivals = [i for i, method in enumerate(methods) if method["label"] in able]
     best = set()
     for j in range(len(losses)):
@@ -537,6 +575,7 @@ def _costs(records: Sequence[Record]) -> Table:
     methods, looks = _methods(records)
     columns: dict[str, Callable[[Record], str]] = {
         "method": lambda m: m["label"],
+        "given as": lambda m: m["word"],
         "workers": lambda m: count(m["workers"]),
         "local steps": lambda m: count(m["local_steps"]),
         "MB sent a round": lambda m: number(m["traffic"]["sent_bits"] / 8e6),
@@ -548,14 +587,14 @@ def _costs(records: Sequence[Record]) -> Table:
     }
     rows = [[cell(method) for cell in columns.values()] for method in methods]
     note = "Wall time and rounds a second are of the simulation here, all seeds together."
-    return Table("Cost of each method", list(columns), rows, note, styles=looks)
+    return Table("Cost of each method", list(columns), rows, note, left=2, styles=looks)
 
 
 def _provenance(records: Sequence[Record]) -> str:
     run = of_kind(records, "run")[0]
     about = [("data", run["task"]["source"]), ("classes", count(run["task"]["classes"]))]
     about += html.provenance_facts(html.provenances(records))
-    seconds = sum(method["seconds"] for method in of_kind(records, "method"))
+    seconds = sum(method["seconds"] for method in methods_of(records))
     about.append(("wall time", duration(seconds)))
     shown = {**run["config"], "federated": _population(run["config"])}
     if not shown["federated"]:

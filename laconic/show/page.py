@@ -183,7 +183,11 @@ def table(content: Table) -> str:
     body = []
     for i, (name, *cells) in enumerate(content.rows):
         sample = swatch(content.styles[i]) if content.styles else ""
-        row = f'<th scope="row"><div class="name">{sample}<span>{label(name)}</span></div></th>'
+        word = content.words[i] if content.words else name
+        told = f' title="{escape(word)}"' if word != name else ""
+        row = (
+            f'<th scope="row"><div class="name"{told}>{sample}<span>{label(name)}</span></div></th>'
+        )
         for j, cell in enumerate(cells, start=1):
             kind = ' class="best"' if (i, j) in content.best else ""
             row += f"<td{kind}>{escape(cell)}</td>"

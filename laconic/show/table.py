@@ -1,21 +1,27 @@
 """Tables and numbers for people.
 
 - `number`, `with_error`, `signed`, `count`, `plural`, `percent`, `duration`: a value as text.
-- `Table`: formatted cells under headers. `markdown()` gives its text, `terminal()` a rich table,
-  `groups()` one table for each value of the first column; `show.page.table` makes it HTML.
+- `Table`: formatted cells under headers. `markdown()` gives its text, rich's `Console.print` shows
+  it in a terminal, `groups()` gives one table for each value of the first column;
+  `show.page.table` makes it HTML.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
 
 from laconic.show.curves import Style
 
 if TYPE_CHECKING:
     import rich.table
+    from rich.console import Console, ConsoleOptions
 
 MISSING = "–"
+GAP = 2  # characters between two columns in a terminal
+NAME = 24  # characters of a column of words that are not broken in a terminal
 UNITS = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("d", 86400.0))
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -91,6 +97,8 @@ class Table:
     `best` holds the (row, column) places in bold. The first `left` columns are words, flush left;
     the others are numbers. `code`: names are code. `grouped`: the first column repeats, and a page
     shows one table for each of its values. `styles`: a sample of each row's line, on a page.
+    `words`: what each row's name is short for; `spare`: columns that a narrow terminal leaves out
+    first, the last of them before the others.
 
     Example: `Table("Losses", ["method", "loss"], [["local-sgd", "0.224"]]).markdown()`.
     """
@@ -104,6 +112,8 @@ class Table:
     code: bool = False
     grouped: bool = False
     styles: Sequence[Style] = ()
+    words: Sequence[str] = ()
+    spare: Sequence[str] = ()
 
     def markdown(self, aligned: bool = True) -> str:
         """A Markdown table, best cells in bold, numbers flush right if `aligned`."""
@@ -113,36 +123,73 @@ class Table:
         lines = [[markdown_text(name) for name in self.headers], rules]
         for i, row in enumerate(self.rows):
             cells = [markdown_text(cell) for cell in row]
-            if self.code:
+            if self.words and self.words[i] != row[0]:
+                word = markdown_text(self.words[i]).replace('"', "&quot;")
+                cells[0] = f'<abbr title="{word}">{cells[0]}</abbr>'
+            elif self.code:
                 name = " ".join(row[0].split()).replace("`", "'").replace("|", "\\|")
                 cells[0] = f"`{name}`"
             lines.append([f"**{c}**" if (i, j) in self.best else c for j, c in enumerate(cells)])
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
-    def terminal(self) -> "rich.table.Table":
-        """The table for rich's `Console.print`, best cells in bold, its note below; only columns of
-        words may be broken."""
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> "Iterator[rich.table.Table]":
+        """The table as wide as the terminal allows, best cells in bold, its note below.
+
+        Headers and columns of words may be broken. Where that is not enough, whole columns are left
+        out and named, never parts of a number.
+        """
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
 
+        widths = self._widths(options.max_width)
+        left_out = [name for j, name in enumerate(self.headers) if j not in widths]
+        more = f"In a wider terminal also: {', '.join(left_out)}." if left_out else ""
         made = RichTable(
             title=Text(self.title) if self.title else None,
             title_justify="left",
             title_style="bold",
-            caption=Text(self.note) if self.note else None,
-            caption_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
+            padding=(0, 1, 0, 0),
+            show_edge=False,
         )
-        for i, name in enumerate(self.headers):
-            words = i < self.left
-            justify = "left" if words else "right"
-            made.add_column(Text(name), justify=justify, overflow="fold", no_wrap=not words)
+        for j, width in widths.items():
+            justify = "left" if j < self.left else "right"
+            made.add_column(Text(self.headers[j]), justify=justify, overflow="fold", width=width)
         for i, row in enumerate(self.rows):
-            bold = ["bold" if (i, j) in self.best else "" for j in range(len(row))]
-            made.add_row(*map(Text, row, bold))
-        return made
+            made.add_row(*(Text(row[j], "bold" * ((i, j) in self.best)) for j in widths))
+        yield made
+        yield Text(f"\n{self.note} {more}".rstrip(), "dim italic")
+
+    def _widths(self, available: int) -> dict[int, int]:
+        """The columns shown in so many characters, and the width of each.
+
+        If not all fit, the `spare` ones go, then the last; the first two stay."""
+        cells = [[row[j] for row in self.rows] for j in range(len(self.headers))]
+        least, most = {}, {}
+        for j, header in enumerate(self.headers):
+            whole = [header, *cells[j]]
+            words = " ".join(whole if j < self.left else [header]).split()
+            pieces = [min(cell_len(word), NAME) for word in words]
+            numbers = [cell_len(cell) for cell in cells[j] if j >= self.left]
+            least[j] = max([*pieces, *numbers], default=1)
+            most[j] = max(map(cell_len, whole))
+        spare = [self.headers.index(name) for name in self.spare if name in self.headers]
+        others = [j for j in list(least)[2:] if j not in spare]
+        free = available - sum(width + GAP for width in least.values()) + GAP
+        whole_names = min(most[0], NAME) - least[0] if self.left else 0
+        for going, wanted in ((spare, whole_names), (others, 0)):
+            while going and free < wanted:
+                free += least.pop(going.pop()) + GAP
+        for columns in (range(self.left), range(self.left, len(self.headers))):  # words first
+            while free > 0 and (tight := [j for j in columns if least.get(j, most[j]) < most[j]]):
+                for j in tight[:free]:
+                    least[j] += 1
+                free -= len(tight[:free])
+        return least
 
     def groups(self) -> list["Table"]:
         """One table for each value of the first column, its title; itself if not grouped."""

@@ -88,51 +88,51 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
     [
         (
             judged([984, 210, 500]),
-            "slowmo reached local-sgd's best training loss (0.224) in 210 rounds instead of 984: "
+            "SlowMo reached local SGD's best training loss (0.224) in 210 rounds instead of 984: "
             "4.7 times fewer.",
         ),
         (
             judged([984, 820, None]),
-            "slowmo reached local-sgd's best training loss (0.224) in 820 rounds instead of 984: "
+            "SlowMo reached local SGD's best training loss (0.224) in 820 rounds instead of 984: "
             "17 % fewer.",
         ),
         (
             judged([984, 983, None]),
-            "slowmo reached local-sgd's best training loss (0.224) in 983 rounds instead of 984: 1 "
+            "SlowMo reached local SGD's best training loss (0.224) in 983 rounds instead of 984: 1 "
             "fewer.",
         ),
         (
             judged([984, 210], speedup=1.2, speedup_error=0.15),
-            "slowmo reached local-sgd's best training loss (0.224) in 210 rounds instead of 984: "
+            "SlowMo reached local SGD's best training loss (0.224) in 210 rounds instead of 984: "
             "4.7 times fewer, "
             "though the error of that speedup (± 0.15) leaves open whether it is a gain at all.",
         ),
         (
             judged([984, None, None]),
-            "No method reached local-sgd's best training loss (0.224) in fewer rounds than "
-            "local-sgd, which took 984.",
+            "No method reached local SGD's best training loss (0.224) in fewer rounds than "
+            "local SGD, which took 984.",
         ),
         (
             judged([None, 151, None], target=0.1),
-            "slowmo reached the target training loss (0.100) in 151 rounds; local-sgd did not in "
+            "SlowMo reached the target training loss (0.100) in 151 rounds; local SGD did not in "
             "1,000.",
         ),
         (
             judged([None, None, None], target=0.01),
             "No method reached the target training loss (0.0100) in 1,000 rounds. "
-            "After 1,000 rounds diloco has the lowest training loss, 0.300.",
+            "After 1,000 rounds DiLoCo has the lowest training loss, 0.300.",
         ),
         (
             judged([406, 151, 152], target=0.1, reference=None),
-            "slowmo reached the target training loss (0.100) first, in 151 rounds; the next, "
-            "diloco, took 152.",
+            "SlowMo reached the target training loss (0.100) first, in 151 rounds; the next, "
+            "DiLoCo, took 152.",
         ),
         (
             judged([None, 151, None], target=0.1, reference=None),
-            "Only slowmo reached the target training loss (0.100), in 151 rounds of 1,000.",
+            "Only SlowMo reached the target training loss (0.100), in 151 rounds of 1,000.",
         ),
-        (judged([984]), "local-sgd ended at a training loss of 0.500 after 1,000 rounds."),
-        (judged([None, None], final_train=None), "No method reached local-sgd's best training loss "
+        (judged([984]), "local SGD ended at a training loss of 0.500 after 1,000 rounds."),
+        (judged([None, None], final_train=None), "No method reached local SGD's best training loss "
                                                  "(0.224) in 1,000 "
          "rounds. Every method diverged."),
     ],
@@ -144,7 +144,7 @@ def test_the_verdict_says_who_won_or_that_nobody_did(records, sentence):
 def test_without_a_target_the_verdict_falls_back_on_the_final_loss():
     records = judged([1, 1, 1], reference=None)
     records[-1]["target_loss"] = None
-    assert verdict(records) == "After 1,000 rounds diloco has the lowest training loss, 0.300."
+    assert verdict(records) == "After 1,000 rounds DiLoCo has the lowest training loss, 0.300."
 
 
 def test_a_diverged_method_never_wins():
@@ -153,10 +153,10 @@ def test_a_diverged_method_never_wins():
     for row, seconds in zip(records[-1]["rows"], (240.0, 51.0, 2.0), strict=True):
         row["seconds_to_target"] = seconds
     records[-1]["rows"][2]["diverged"] = 1
-    assert verdict(records).startswith("slowmo reached local-sgd's best training loss")
-    assert notes(records)[0].endswith("takes slowmo 51 s and local-sgd 4 min.")
+    assert verdict(records).startswith("SlowMo reached local SGD's best training loss")
+    assert notes(records)[0].endswith("takes SlowMo 51 s and local SGD 4 min.")
     records[-1]["rows"][1]["diverged"] = 1
-    assert verdict(records).startswith("No method reached local-sgd's best training loss (0.224)")
+    assert verdict(records).startswith("No method reached local SGD's best training loss (0.224)")
     records[-1]["rows"][0]["diverged"] = 1
     assert verdict(records) == "Every method diverged."
 
@@ -164,8 +164,8 @@ def test_a_diverged_method_never_wins():
 def test_the_note_says_which_loss_the_speedup_is_to():
     records = usual(seeds=2, rounds=30)
     lowest = number(metrics.minimum_loss(curves_of(records[1])))
-    assert summary_table(records).note.endswith(
-        f" Speedup: to local-sgd's lowest training loss ({lowest})."
+    assert (
+        f" Speedup: to local SGD's lowest training loss ({lowest})." in summary_table(records).note
     )
 
 
@@ -183,9 +183,9 @@ def test_a_bound_is_no_rival():
         "traffic": {"sent_bits": 0, "received_bits": 0, "topology": "one worker"},
     }
     assert verdict(records).startswith(
-        "slowmo reached local-sgd's best training loss (0.224) in 210 rounds"
+        "SlowMo reached local SGD's best training loss (0.224) in 210 rounds"
     )
-    assert "diloco runs on one worker and sends nothing: a bound, not a rival." in notes(records)
+    assert "DiLoCo runs on one worker and sends nothing: a bound, not a rival." in notes(records)
 
 
 def test_notes_tell_time_on_the_link_lone_seeds_and_divergence():
@@ -193,6 +193,6 @@ def test_notes_tell_time_on_the_link_lone_seeds_and_divergence():
     records[0]["config"]["link"] = LINK
     for row, seconds in zip(records[-1]["rows"], (240.0, 51.0, None), strict=True):
         row["seconds_to_target"] = seconds
-    assert notes(records) == ["On a 100Mbit/20ms link that takes slowmo 51 s and local-sgd 4 min."]
-    assert notes(diverging())[-1] == "fedadam diverged in 2 of 3 seeds."
+    assert notes(records) == ["On a 100Mbit/20ms link that takes SlowMo 51 s and local SGD 4 min."]
+    assert notes(diverging())[-1] == "FedAdam diverged in 2 of 3 seeds."
     assert notes(usual(seeds=1))[0].startswith("One seed was run")

@@ -144,7 +144,7 @@ def test_a_diverged_method_is_drawn_until_it_diverges_and_marked():
     at = lines_of(test)[3]
     assert [bool(np.isfinite(v)) for v in at.get_ydata()] == [x < 60 for x in at.get_xdata()]
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[3] == "fedadam (diverged: 2 of 3 seeds)"
+    assert texts[3] == "FedAdam (diverged: 2 of 3 seeds)"
     assert sum("diverged" in text for text in texts) == 1
     assert train.get_ylim()[1] < 10  # 1e30 does not squash the rest
 
@@ -228,7 +228,7 @@ def test_a_method_that_never_was_finite_is_only_in_the_legend():
     for records in (comparison(methods), comparison(methods[1:], reference=None)):
         figure = compared.curves_figure(records)
         assert figures.png_bytes(figure).startswith(b"\x89PNG")
-        assert LABELS[1] + " (diverged)" in [
+        assert "SlowMo γ 0.1, β 0.95 (diverged)" in [
             text.get_text() for text in figure.legends[0].get_texts()
         ]
 

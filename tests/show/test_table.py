@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from laconic.show import page
@@ -86,20 +87,51 @@ def test_markdown_escapes_what_would_be_markup():
 
 def test_a_terminal_shows_cells_as_they_are():
     console = Console(width=60, record=True, file=io.StringIO())
-    console.print(Table("[b]T", ["name", "loss"], [["[red]x", "0.5"]]).terminal())
+    console.print(Table("[b]T", ["name", "loss"], [["[red]x", "0.5"]]))
     shown = console.export_text()
     assert all(text in shown for text in ("[b]T", "name", "[red]x", "0.5"))
 
 
 def test_a_terminal_shows_the_best_in_bold_and_the_note():
     rows = [["x", "0.5"], ["y", "0.25"]]
-    shown = Table("", ["name", "loss"], rows, "Lower [is] better.", frozenset({(1, 1)})).terminal()
+    shown = Table("", ["name", "loss"], rows, "Lower [is] better.", frozenset({(1, 1)}))
     file = io.StringIO()
     Console(width=60, force_terminal=True, file=file, color_system="standard").print(shown)
     text = file.getvalue()
     assert "\x1b[1m0.25\x1b[0m" in text
     assert "\x1b[1m0.5" not in text
-    assert " ".join(text.split()).endswith("Lower [is] better.")  # as wide as the table
+    assert "Lower [is] better." in text
+
+
+def shown_at(width, table):
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140, 200])
+def test_a_table_fits_its_terminal_without_breaking_a_number(width):
+    numbers = ["474", "2.63× ± 0.04", "0.0903 ± 0.0029", "88.0 %", "0.457", "473", "1,473"]
+    headers = ["method", "rounds to 0.200", "speedup", "final train loss", "test accuracy"]
+    headers += ["test loss", "MB sent", "MB received"]
+    rows = [["SlowMo 0.3 / 1.67 / 0.8, top-k 10%", *numbers], ["x" * 90, *numbers]]
+    table = Table("T", headers, rows, "A note.", spare=["speedup", "MB sent", "MB received"])
+    text = shown_at(width, table)
+    assert max(map(len, text.splitlines())) <= width
+    left_out = re.findall(r"In a wider terminal also: ([^.]*)", " ".join(text.split()))
+    gone = left_out[0].split(", ") if left_out else []
+    for name, cell in zip(headers[1:], numbers, strict=True):
+        assert (cell in text) == (name not in gone), name
+    assert ("MB received" in gone) == (width < 100)
+    assert "A note." in text
+
+
+def test_words_share_a_terminal_that_is_too_narrow_for_them():
+    rows = [["lopt-a-fmnist", "a long sentence about it " * 3, "12"], ["日本語" * 20, "x", "3"]]
+    text = shown_at(50, Table("", ["name", "summary", "K"], rows, left=2))
+    assert all(cell_len(line) <= 50 for line in text.splitlines())
+    assert "lopt-a-fmnist" in text
+    assert " ".join(text.split()).count("sentence") == 3
 
 
 def test_rows_that_belong_together_are_a_table_with_their_name_above():
