@@ -365,7 +365,7 @@ def parse_method(
     if not isinstance(spec, str):
         raise LaconicError(
             f"a method is given as text, as in 'slowmo:gamma=0.3', got a {type(spec).__name__}: "
-            "register an optimizer of your own in OUTER, or run a Method by Simulation."
+            "objects are for laconic.compare; an optimizer of your own in OUTER has a name too."
         )
     name, colon, tail = spec.partition(":")
     definition = definition_of(name, use)

@@ -23,7 +23,7 @@ from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.federated.population import Federated
 from laconic.method import Method, Setting, seeds_from
-from laconic.methods import TUNED, parse_method
+from laconic.methods import TUNED
 from laconic.runs.folder import (
     Interrupted,
     Observer,
@@ -33,6 +33,7 @@ from laconic.runs.folder import (
     is_another,
 )
 from laconic.runs.measure import local_step_seconds
+from laconic.runs.ready import Optimizer, about_ready, methods_of, spoken
 from laconic.runs.settings import begun_with, resume_command
 from laconic.runs.simulate import TOPOLOGIES, Chunk, Diverged, Simulation, in_parts
 from laconic.show import comparison, metrics
@@ -55,19 +56,21 @@ class CompareConfig:
     Example::
 
         CompareConfig(task="fmnist-mlp2", optimizers=("local-sgd", "diloco"), rounds=200)
+        CompareConfig(optimizers=("local-sgd", ("lion", optax.lion(1e-3)), load(path)))
     """
 
     task: str = "digits-mlp"
     """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
     task of your own as mymodule:make_task."""
-    optimizers: tuple[str, ...] = (
+    optimizers: tuple[Optimizer, ...] = (
         "local-sgd",
         *TUNED["digits-mlp"],
         "lopt-a-digits",
         "lopt-a-general",
     )
     """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value.
-    """
+    From Python also ready objects, alone or as (label, object): a Method, an OuterOptimizer or an
+    optax transformation (over SGD workers at rate 0.1), or a loaded optimizer."""
     workers: int = 8
     """K, how many workers there are."""
     local_steps: int = 4
@@ -152,8 +155,10 @@ def compare(
     """
     observer = observer or Observer()
     setting, options, methods = _parsed(config)
+    ready = about_ready(config.optimizers, methods)
     if command is None:
-        command = begun_with("compare", config, own_task=task is not None)
+        command = begun_with("compare", config, own_task=task is not None or bool(ready))
+    config = replace(config, optimizers=spoken(config.optimizers, methods))
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
     about = describe(task, source, config.batch)
@@ -166,6 +171,7 @@ def compare(
     if "test" not in task.feed.splits:
         observer.note(f"{task.name} has no test split, so no test loss or accuracy is shown.")
     facts = {"task": about, "step_seconds": options.step_seconds}
+    facts |= {"ready": ready} if ready else {}
     with RunFolder.create("compare", config.out, config.task, config, command, **facts) as folder:
         return folder.path, run_comparison(prepared, folder, options, observer, stop)
 
@@ -174,6 +180,7 @@ def resume_compare(
     folder: Path,
     task: Task | None = None,
     *,
+    optimizers: Sequence[Optimizer] | None = None,
     on_nan: Literal["stop", "continue"] | None = None,
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -182,7 +189,20 @@ def resume_compare(
     observer = observer or Observer()
     with RunFolder.open(folder, "compare", observer) as opened:
         config = opened.config(CompareConfig)
+        ready = opened.header.get("ready", {})
+        if ready and optimizers is None:
+            raise LaconicError(
+                f"{folder} was begun from Python with ready optimizers ({', '.join(ready)}): give "
+                f"all of its optimizers again, laconic.resume({str(folder)!r}, optimizers=(…))."
+            )
+        then = config.optimizers
+        config = replace(config, optimizers=tuple(optimizers or then))
         setting, options, methods = _parsed(replace(config, on_nan=on_nan or config.on_nan))
+        if (now := spoken(config.optimizers, methods)) != then:
+            raise LaconicError(
+                f"{folder} was begun with the optimizers {', '.join(then)}, and now they are "
+                f"{', '.join(now)}; give the same as before."
+            )
         options = replace(options, step_seconds=opened.header["step_seconds"])
         task = opened.same_task(task, config.task, config.batch, observer)
         prepared = prepare(task, methods, setting, options)
@@ -226,7 +246,7 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
     link: Link | None = None if config.link is None else parse_link(config.link)
     step = None if config.step_time is None else parse_duration(config.step_time)
     compressor = parse_compressor(config.compress)
-    methods = [parse_method(spec, config.workers, compressor) for spec in config.optimizers]
+    methods = methods_of(config.optimizers, config.workers, compressor)
     mesh = worker_mesh(config.devices) if config.devices > 1 else None
     options = Options(
         config.topology, link, step, config.target_loss, config.on_nan == "continue", mesh

@@ -20,6 +20,7 @@ HOMES = {
 # What only some kinds of runs can be given.
 SOME = {
     "task": ("compare", "sweep", "train", "meta-train"),
+    "optimizers": ("compare",),
     "on_nan": ("compare",),
     "minutes": ("meta-train",),
     "observer": ("compare", "sweep", "train", "meta-train"),
@@ -30,6 +31,7 @@ def resume(
     folder: str | Path,
     task: Task | Sequence[Task] | None = None,
     *,
+    optimizers: Sequence[Any] | None = None,
     on_nan: Literal["stop", "continue"] | None = None,
     minutes: float | None = None,
     observer: Observer | None = None,
@@ -41,6 +43,7 @@ def resume(
         folder: of a comparison, a sweep, a training, a meta-training or an experiment.
         task: the task of a run that was begun with one from Python; for a meta-training, all of
             those.
+        optimizers: all optimizers of a comparison that was begun with ready objects.
         on_nan: what a comparison does from now on when a loss is NaN; by default as before.
         minutes: stop a meta-training cleanly after about this long.
         observer: is told of progress.
@@ -60,7 +63,8 @@ def resume(
     kind = str(kind_of(read_header(folder)))
     if kind not in HOMES:
         raise LaconicError(f"{folder} holds a {kind}, which is resumed by what began it.")
-    options = {"task": task, "on_nan": on_nan, "minutes": minutes, "observer": observer}
+    options = {"task": task, "optimizers": optimizers, "on_nan": on_nan, "minutes": minutes}
+    options["observer"] = observer
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if kind not in SOME[name]:

@@ -29,7 +29,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def is_word(spec: str) -> bool:
     """Whether a text has the form `module:name`."""
-    return WORD.fullmatch(spec) is not None
+    return WORD.fullmatch(spec) is not None and ".py:" not in spec
 
 
 def find_task(word: str) -> Task:
@@ -70,9 +70,11 @@ def _imported(module: str, word: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            others = [path for path in sys.path if _is_theirs(f"{path}/x") and Path(path).is_dir()]
+            looked = ", ".join(dict.fromkeys([str(Path.cwd()), *others]))
             raise LaconicError(
-                f"task {word!r}: there is no module {error.name!r} in {Path.cwd()} or on Python's "
-                f"path ({', '.join(path for path in sys.path if path != str(Path.cwd()))})."
+                f"task {word!r}: there is no module {error.name!r} in {looked} or among what is "
+                "installed; run the command where it lies, or set PYTHONPATH."
             ) from None
         raise _blame(f"task {word!r}", error) from error
     except (Exception, SystemExit) as error:
@@ -120,7 +122,8 @@ def _is_theirs(path: str) -> bool:
 
 
 def _a(thing: Any) -> str:
-    return f"a {type(thing).__name__}" if thing is not None else "None"
+    kind = type(thing).__name__
+    return "None" if thing is None else f"a{'n' if kind[0] in 'aeiou' else ''} {kind}"
 
 
 # --- what tells a task from another ---------------------------------------------------------------
