@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """The workers' optimizer: SGD, or AdamW with moments kept across rounds, as in DiLoCo.
+    """The workers' optimizer: SGD, AdamW as in DiLoCo, or Muon as in MuLoCo.
+
+    Moments are kept across rounds. Muon (`optax.contrib.muon`) takes the two-dimensional tensors,
+    its steps scaled to the size of AdamW's; Adam with Nesterov momentum takes the others.
 
     For anything else give `local_client` an optax optimizer of your own. Numbers may be traced, and
     are not checked then.
 
     Args:
-        name: "sgd" or "adamw".
+        name: "sgd", "adamw" or "muon".
         learning_rate: of each local step.
-        weight_decay: decoupled for AdamW, added to the gradient for SGD (0: off).
+        weight_decay: decoupled for AdamW and Muon, added to the gradient for SGD (0: off).
         clip: bounds the global norm of each gradient (0: off).
         decay_steps: anneals the rate by a cosine over so many local steps (0: constant).
 
@@ -97,9 +100,20 @@ def _adamw(
     return optax.adamw(rate, weight_decay=0.0 if weight_decay is None else weight_decay)
 
 
+CONSISTENT_RMS = 0.2  # of Muon's steps, as those of AdamW have: one rate serves both
+
+
+def _muon(rate: optax.ScalarOrSchedule, weight_decay: float | None) -> optax.GradientTransformation:
+    from optax.contrib import muon
+
+    decay = 0.0 if weight_decay is None else weight_decay
+    return muon(rate, weight_decay=decay, adam_weight_decay=decay, consistent_rms=CONSISTENT_RMS)
+
+
 LOCAL_OPTIMIZERS: dict[
     str, Callable[[optax.ScalarOrSchedule, float | None], optax.GradientTransformation]
 ] = {
     "sgd": _sgd,
     "adamw": _adamw,
+    "muon": _muon,
 }

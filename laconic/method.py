@@ -19,6 +19,7 @@ from laconic.errors import (
     unknown,
 )
 from laconic.federated.population import Federated
+from laconic.local import LOCAL_OPTIMIZERS
 from laconic.outer import OuterOptimizer
 from laconic.outer.base import told
 from laconic.tasks.base import Task
@@ -207,16 +208,15 @@ class Option(NamedTuple):
 
 # Options of every method with local steps, and the fields of its local optimizer. They count only
 # where they are given.
-WORKERS = {"clip": "clip", "decay": "weight_decay"}
+WORKERS = {"local": "name", "clip": "clip", "decay": "weight_decay"}
+SGD = LocalOptimizer()
 
 
 class Parts(NamedTuple):
-    """What a method is made of; `client` makes a worker of the local optimizer.
+    """What a method is made of: the workers' learning rate, the outer optimizer, and what makes a
+    worker of the local optimizer."""
 
-    Without a local optimizer, workers send gradients.
-    """
-
-    local: LocalOptimizer | None
+    rate: Number
     outer: OuterOptimizer
     client: Callable[[Task, LocalOptimizer], Client] = plain_client
 
@@ -225,8 +225,10 @@ class Parts(NamedTuple):
 class Definition:
     """A named method; `make(K, **options)` gives its parts.
 
+    local:  the workers' optimizer, apart from its rate; None: they send gradients
     cannot: uses that the method is not for, each with the reason and what to do instead
     budget: maps (K, H) to the workers and steps really used
+    given:  options that a sweep keeps the same at every point
     """
 
     name: str
@@ -234,9 +236,11 @@ class Definition:
     make: Callable[..., Parts]
     options: Mapping[str, Option] = field(default_factory=dict)
     cannot: Mapping[Use, str] = field(default_factory=dict)
-    local_steps: bool = True
+    local: LocalOptimizer | None = SGD
+    only_local: bool = False  # it is not defined for another optimizer than its own
     budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
     published: Published | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -246,28 +250,38 @@ class Definition:
     @property
     def swept(self) -> tuple[str, ...]:
         """The hyper-parameters that every point of a sweep gives."""
-        return tuple(name for name, option in self.options.items() if option.swept)
+        swept = (name for name, option in self.options.items() if option.swept)
+        return tuple(name for name in swept if name not in self.given)
 
     @property
-    def workers(self) -> dict[str, str]:
-        """Options of the local steps beside the method's own, and their fields."""
-        if not self.local_steps:
+    def workers(self) -> dict[str, Option]:
+        """Options of the local steps beside the method's own; a sweep may vary those swept."""
+        if self.local is None:
             return {}
-        return {name: at for name, at in WORKERS.items() if name not in self.options}
+        kind = f"the workers' optimizer: {', '.join(LOCAL_OPTIMIZERS)}"
+        found = {} if self.only_local else {"local": Option(self.local.name, kind, swept=False)}
+        for name, words in (
+            ("clip", "bound on the norm of the workers' gradients, 0: none"),
+            ("decay", "weight decay of the workers, 0: none"),
+        ):
+            default = float(getattr(self.local, WORKERS[name]))
+            found[name] = Option(default, words, NOT_NEGATIVE, name not in self.given)
+        return {name: option for name, option in found.items() if name not in self.options}
 
     def build(
         self, K: int, numbers: Mapping[str, Number]
     ) -> tuple[Callable[[Task], Client], OuterOptimizer]:
         """The client of a task and the outer optimizer, from numbers or traced numbers.
 
-        `numbers` are options, clip and decay included; those left out keep their defaults.
+        `numbers` are options, those of the workers included; what is left out keeps its default.
         """
+        numbers = {**self.given, **numbers}
         own = {name: numbers.get(name, default) for name, default in self.defaults.items()}
-        local, outer, client = self.make(K, **own)
-        if local is None:
+        rate, outer, client = self.make(K, **own)
+        if self.local is None:
             return gradient_client, outer
-        given = {at: numbers[name] for name, at in self.workers.items() if name in numbers}
-        worker = replace(local, **given)
+        given = {WORKERS[name]: numbers[name] for name in self.workers if name in numbers}
+        worker = replace(self.local, learning_rate=rate, **given)
         return (lambda task: client(task, worker)), outer
 
     def check(self, name: str, value: Any, allowed: Range) -> None:
@@ -279,13 +293,14 @@ class Definition:
 
     def named_in(self, point: Point) -> tuple[str, ...]:
         """The hyper-parameters of a point in order: those of the method, then of its workers."""
-        return (*self.swept, *(name for name in self.workers if name in point))
+        varied = (name for name, option in self.workers.items() if option.swept)
+        return (*self.swept, *(name for name in varied if name in point))
 
     def check_points(self, points: Sequence[Point]) -> None:
         """Raise unless every point gives all hyper-parameters, each in its range, and all points
         give the same: one program serves them all."""
         known = {name: self.options[name].range for name in self.swept}
-        known |= dict.fromkeys(self.workers, POSITIVE)
+        known |= {name: POSITIVE for name, option in self.workers.items() if option.swept}
         for point in points:
             for name, value in point.items():
                 if name not in known:
@@ -306,7 +321,8 @@ class Definition:
 
     def spec(self, point: Point, compress: str = DENSE.name) -> str:
         """The point as `laconic compare` reads it, in full precision."""
-        said = [f"{name}={float(point[name])!r}" for name in self.named_in(point)]
+        said = [f"{name}={value}" for name, value in self.given.items()]
+        said += [f"{name}={float(point[name])!r}" for name in self.named_in(point)]
         if compress != DENSE.name:
             said.append(f"compress={compress}")
         return f"{self.name}:{','.join(said)}"

@@ -38,34 +38,41 @@ from laconic.zoo import cards, load, published
 
 
 def _under(outer: str) -> Callable[..., Parts]:
-    """SGD workers under an outer optimizer, which takes the method's other options, and gamma if
-    it is one of its own."""
+    """Workers under an outer optimizer, which takes the method's other options, and gamma if it is
+    one of its own."""
 
     def make(K: int, gamma: Number, **options: Any) -> Parts:
         if "gamma" in OUTER[outer].options:
             options["gamma"] = gamma
-        return Parts(LocalOptimizer("sgd", gamma), OUTER[outer].make(**options))
+        return Parts(gamma, OUTER[outer].make(**options))
 
     return make
 
 
-def _diloco(K: int, gamma: Number, lr: Number, momentum: Number, local: str) -> Parts:
-    outer = OUTER["nesterov"].make(learning_rate=lr, momentum=momentum)
-    return Parts(LocalOptimizer(local, gamma), outer)
+def _nesterov(K: int, gamma: Number, lr: Number, momentum: Number) -> Parts:
+    return Parts(gamma, OUTER["nesterov"].make(learning_rate=lr, momentum=momentum))
+
+
+def _snoo(K: int, gamma: Number, lr: Number, momentum: Number) -> Parts:
+    if K != 1:
+        raise LaconicError(
+            f"snoo is for one worker, and there are {K}: set workers to 1, or take diloco."
+        )
+    return _nesterov(K, gamma, lr, momentum)
 
 
 def _fedprox(K: int, gamma: Number, mu: Number) -> Parts:
     client = lambda task, local: proximal_client(task, local.optax(), mu)
-    return Parts(LocalOptimizer("sgd", gamma), OUTER["average"].make(), client)
+    return Parts(gamma, OUTER["average"].make(), client)
 
 
 def _scaffold(K: int, gamma: Number, eta: Number) -> Parts:
     client = lambda task, local: scaffold_client(task, local.optax(), local.learning_rate)
-    return Parts(LocalOptimizer("sgd", gamma), from_optax(optax.sgd(eta)), client)
+    return Parts(gamma, from_optax(optax.sgd(eta)), client)
 
 
-def _optax(K: int, name: str, lr: Number, gamma: Number, local: str) -> Parts:
-    return Parts(LocalOptimizer(local, gamma), OUTER["optax"].make(name=name, learning_rate=lr))
+def _optax(K: int, name: str, lr: Number, gamma: Number) -> Parts:
+    return Parts(gamma, OUTER["optax"].make(name=name, learning_rate=lr))
 
 
 def _gamma(default: float) -> Option:
@@ -86,7 +93,14 @@ def _adaptive(eta: float, *betas: float) -> dict[str, Option]:
 
 
 _MOMENTUM = "momentum of the server"
-_LOCAL = "the workers' optimizer, sgd or adamw"
+_ADAMW = LocalOptimizer("adamw")
+_MUON = LocalOptimizer("muon")
+
+
+def _outer_nesterov(gamma: float, lr: float, momentum: float) -> dict[str, Option]:
+    """The options of Nesterov momentum on the server."""
+    momenta = Option(momentum, _MOMENTUM, FRACTION)
+    return {"gamma": _gamma(gamma), "lr": _eta(lr), "momentum": momenta}
 
 
 def _learned(rate: float, gathers: bool) -> dict[str, Option]:
@@ -109,7 +123,7 @@ def _untrained(architecture: str) -> Definition:
 
     def make(K: int, gamma: Number, **options: Any) -> Parts:
         workers = {"workers": K} if gathers else {}
-        return Parts(LocalOptimizer("sgd", gamma), OUTER[architecture].make(**workers, **options))
+        return Parts(gamma, OUTER[architecture].make(**workers, **options))
 
     return Definition(
         architecture,
@@ -126,10 +140,10 @@ def _published(name: str) -> Definition:
 
     def make(K: int, gamma: Number, **options: Any) -> Parts:
         found.check_workers(K)
-        return Parts(replace(local, learning_rate=gamma), found.outer(**options))
+        return Parts(gamma, found.outer(**options))
 
     options = _learned(float(local.learning_rate), found.learned.gathers)
-    return Definition(name, found.card.summary, make, options, published=found)
+    return Definition(name, found.card.summary, make, options, local=local, published=found)
 
 
 RESERVED = ("compress", "label", "K")  # by all methods; an outer optimizer's option cannot be one
@@ -171,20 +185,41 @@ _DEFINITIONS = (
     ),
     Definition(
         "diloco",
-        "AdamW locally, Nesterov momentum on the server",  # Douillard et al. (2024)
-        _diloco,
-        {
-            "gamma": _gamma(1e-3),
-            "lr": _eta(0.7),
-            "momentum": Option(0.9, _MOMENTUM, FRACTION),
-            "local": Option("adamw", _LOCAL, swept=False),
-        },
+        # Douillard et al. (2024), whose workers decay weights by 0.1
+        "AdamW locally, Nesterov momentum on the server; weight decay 0 unless decay= is given",
+        _nesterov,
+        _outer_nesterov(1e-3, 0.7, 0.9),
+        local=_ADAMW,
+    ),
+    Definition(
+        "muloco",  # Thérien et al. (2025), who find 1.0 and 0.9 best for 16 workers
+        "Muon locally, Nesterov momentum on the server; with one worker take lr=0.7,momentum=0.6",
+        _nesterov,
+        _outer_nesterov(1e-3, 1.0, 0.9),
+        local=_MUON,
+    ),
+    Definition(
+        "snoo",  # Kallusky et al. (2025); the numbers are MuLoCo's for one worker
+        "Nesterov momentum on the H steps of a single worker, AdamW by default",
+        _snoo,
+        _outer_nesterov(1e-3, 0.7, 0.6),
+        {"flower": "it is for one worker: take diloco"},
+        local=_ADAMW,
     ),
     Definition(
         "fedavg",
         "federated averaging: local SGD by its other name",  # McMahan et al. (2017)
         _under("average"),
         {"gamma": _gamma(0.1)},
+    ),
+    Definition(
+        "fedexp",  # Jhunjhunwala et al. (2023)
+        "federated averaging with a step length from the workers' disagreement",
+        _under("fedexp"),
+        {
+            "gamma": _gamma(0.1),
+            "eps": Option(1e-3, "added to the square of the mean delta's norm", NOT_NEGATIVE),
+        },
     ),
     Definition(
         "fedavgm",
@@ -213,6 +248,7 @@ _DEFINITIONS = (
             "flower": "its clients and its server exchange control variates, which replies here do "
             "not carry: take fedavgm",
         },
+        only_local=True,
     ),
     Definition(
         "fedadam",
@@ -240,7 +276,6 @@ _DEFINITIONS = (
             "name": Option("adam", "the optax optimizer", swept=False),
             "lr": _eta(1e-3),
             "gamma": _gamma(0.1),
-            "local": Option("sgd", _LOCAL, swept=False),
         },
         {"sweep": "not every optax optimizer takes traced numbers: compare some rates instead"},
     ),
@@ -250,7 +285,7 @@ _DEFINITIONS = (
         lambda K, alpha: Parts(None, from_optax(optax.sgd(alpha))),
         {"alpha": Option(0.1, "learning rate")},
         {"flower": "it takes no local steps: take fedavg, or optax:name=sgd"},
-        local_steps=False,
+        local=None,
     ),
     Definition(
         "adam",
@@ -258,12 +293,12 @@ _DEFINITIONS = (
         lambda K, alpha: Parts(None, from_optax(optax.adam(alpha))),
         {"alpha": Option(0.01, "learning rate")},
         {"flower": "it takes no local steps: take optax:name=adam, or fedadam"},
-        local_steps=False,
+        local=None,
     ),
     Definition(
         "small-batch-sgd",  # what the samples could buy if communication were free
         "K·H sequential SGD steps a round on one machine: a bound, not a rival",
-        lambda K, alpha: Parts(LocalOptimizer("sgd", alpha), OUTER["average"].make()),
+        lambda K, alpha: Parts(alpha, OUTER["average"].make()),
         {"alpha": Option(0.05, "learning rate")},
         {
             "sweep": "it is one machine with all data: sweep local-sgd with one worker",
@@ -314,8 +349,9 @@ def is_learned(name: str) -> bool:
     return name in published() or name.endswith(".safetensors")
 
 
-def optimizer_sha256(name: str) -> str | None:
+def optimizer_sha256(spec: str) -> str | None:
     """Tells a learned optimizer from another of its name; None for all other methods."""
+    name = spec.partition(":")[0]
     return load(name).sha256 if is_learned(name) else None
 
 
@@ -338,7 +374,7 @@ def definition_of(name: str, use: Use | None = None) -> Definition:
 
 # --- methods as text ------------------------------------------------------------------------------
 
-COMMON = {"compress": "", "clip": 0.0, "decay": 0.0, "label": ""}
+COMMON = {"compress": "", "label": ""}
 
 
 def parse_method(
@@ -349,8 +385,8 @@ def parse_method(
     Args:
         spec: a name from `METHODS`, a published learned optimizer or the path of a .safetensors
             file; its options follow a colon, as in "slowmo:gamma=0.3,beta=0.9". Every method also
-            takes compress= and label=; those with local steps also clip= (gradient norm) and
-            decay= (weight decay), where 0 is off.
+            takes compress= and label=; those with local steps also local= (the workers' optimizer:
+            sgd, adamw or muon), clip= (gradient norm) and decay= (weight decay), where 0 is off.
         K: how many workers there will be.
         compressor: how messages are compressed if the text does not say; dense if left out.
         use: "train" or "flower", to refuse a method that cannot be used for that.
@@ -367,9 +403,30 @@ def parse_method(
             f"a method is given as text, as in 'slowmo:gamma=0.3', got a {type(spec).__name__}: "
             "objects are for laconic.compare; an optimizer of your own in OUTER has a name too."
         )
+    definition = definition_of(spec.partition(":")[0], use)
+    given = _given(spec, definition, COMMON)
+    client, outer = definition.build(K, given)
+    how = parse_compressor(given["compress"]) if given.get("compress") else compressor or DENSE
+    sha256 = definition.published.sha256 if definition.published else None
+    label = given.get("label") or spec
+    return Method(label, client, outer, how, definition.name, definition.budget, sha256)
+
+
+def parse_swept(spec: str) -> Definition:
+    """The method of a sweep that a text names; its options are the same at every point.
+
+    >>> parse_swept("slowmo:local=adamw,beta=0.5").swept
+    ('gamma', 'alpha')
+    """
+    definition = definition_of(spec.partition(":")[0], "sweep")
+    return replace(definition, given=_given(spec, definition, {}))
+
+
+def _given(spec: str, definition: Definition, common: dict[str, Any]) -> dict[str, Any]:
+    """The options that a text gives, each of the right type and in its range."""
     name, colon, tail = spec.partition(":")
-    definition = definition_of(name, use)
-    known = {**COMMON, **definition.defaults}
+    options = {**definition.workers, **definition.options}
+    known = {**common, **{key: option.default for key, option in options.items()}}
     given: dict[str, Any] = {}
     for item in tail.split(",") if colon else []:
         key, equals, text = item.partition("=")
@@ -377,22 +434,18 @@ def parse_method(
             raise LaconicError(
                 f"optimizer {spec!r}: {item!r} is not option=value; write {name}:option=value,…."
             )
+        if definition.local is None and key in WORKERS:
+            raise LaconicError(
+                f"optimizer {spec!r}: {name} takes no local steps, so it has no {key}."
+            )
         if key not in known:
             raise unknown(f"option of {name}", key, known)
         if key in given:
             raise LaconicError(f"optimizer {spec!r}: {key} is given twice.")
         given[key] = _as_kind(type(known[key]), text, spec, key)
-        option = definition.options.get(key)
-        definition.check(key, given[key], option.range if option else NOT_NEGATIVE)
-    if not definition.local_steps and any(given.get(key) for key in WORKERS):
-        raise LaconicError(
-            f"optimizer {spec!r}: {name} takes no local steps, so it has no clip or decay."
-        )
-    client, outer = definition.build(K, given)
-    how = parse_compressor(given["compress"]) if given.get("compress") else compressor or DENSE
-    sha256 = definition.published.sha256 if definition.published else None
-    label = given.get("label") or spec
-    return Method(label, client, outer, how, name, definition.budget, sha256)
+        if key in options:
+            definition.check(key, given[key], options[key].range)
+    return given
 
 
 def _as_kind(kind: type, text: str, spec: str, key: str) -> Any:

@@ -348,6 +348,63 @@ class FedAdagrad(FedAdam):
         return v + square
 
 
+@dataclass
+class FedExP:
+    """η = max(1, Σ pₖ‖Δₖ‖² / (2(‖Δ‖² + ε))), W −= ηΔ, Δ = Σ pₖΔₖ; pₖ = wₖ/Σw, norms of the whole
+    model (Jhunjhunwala et al., with M equal clients: Σ‖Δₖ‖² / (2M(‖Δ‖² + ε)))."""
+
+    eps: float
+
+    def step(self, params: Tree, worker_deltas: Tree, weights: list[float]) -> Tree:
+        above, mean = 0.0, {name: np.zeros_like(p) for name, p in params.items()}
+        for k, weight in enumerate(weights):
+            if weight == 0:
+                continue
+            share = weight / sum(weights)
+            above += share * sum((worker_deltas[name][k] ** 2).sum() for name in params)
+            mean = {name: mean[name] + share * worker_deltas[name][k] for name in params}
+        square = sum((mean[name] ** 2).sum() for name in params)
+        eta = max(1.0, above / (2 * (square + self.eps)))
+        return {name: params[name] - eta * mean[name] for name in params}
+
+
+@dataclass
+class Muon:
+    """Muon for matrices and Nesterov Adam for the rest, both with decoupled weight decay, as
+    `optax.contrib.muon` has them: NAdam's bias correction, five quintic Newton-Schulz steps on the
+    momentum over its Frobenius norm, and 0.2·√(longer side) to match the size of Adam's steps."""
+
+    lr: float
+    decay: float = 0.0
+    m: Tree = field(default_factory=dict)
+    v: Tree = field(default_factory=dict)
+    t: int = 0
+
+    def step(self, params: Tree, grads: Tree) -> Tree:
+        self.t += 1
+        return {name: self.stepped(name, p, grads[name]) for name, p in params.items()}
+
+    def stepped(self, name: str, p: Array, g: Array) -> Array:
+        beta = 0.95 if p.ndim == 2 else 0.9
+        self.m[name] = beta * self.m.get(name, 0.0) + (1 - beta) * g
+        ahead = beta * self.m[name] / (1 - beta ** (self.t + 1))
+        ahead = ahead + (1 - beta) * g / (1 - beta**self.t)
+        if p.ndim == 2:
+            direction = 0.2 * math.sqrt(max(p.shape)) * self.orthogonal(ahead)
+        else:
+            self.v[name] = 0.999 * self.v.get(name, 0.0) + 0.001 * g**2
+            direction = ahead / (np.sqrt(self.v[name] / (1 - 0.999**self.t)) + 1e-8)
+        return p - self.lr * (direction + self.decay * p)
+
+    @staticmethod
+    def orthogonal(x: Array) -> Array:
+        """Through the singular values: Newton-Schulz is the same odd polynomial of each."""
+        u, s, vt = np.linalg.svd(x / (np.linalg.norm(x) + 1e-8), full_matrices=False)
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        return (u * s) @ vt
+
+
 def weighted_mean(worker_deltas: Tree, weights: Weights = None) -> Tree:
     """Σ w_k Δ^(k) / Σ w_k; a worker of weight 0 is absent, whatever its delta holds."""
     K = len(next(iter(worker_deltas.values())))

@@ -34,7 +34,8 @@ def task():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_with_its_defaults(name, task):
-    simulation = Simulation(task, parse_method(name, 2), Setting(2, 2, 8, 3, (0,), 3))
+    K = 1 if name == "snoo" else 2
+    simulation = Simulation(task, parse_method(name, K), Setting(K, 2, 8, 3, (0,), 3))
     (chunk,) = simulation.run(simulation.start())
     assert chunk.losses.shape == (1, 3, simulation.K)
     assert np.isfinite(chunk.losses).all()
@@ -118,7 +119,13 @@ def test_options_are_listed():
         ("fedadam:tau=0", ["fedadam: tau must be positive and finite, got 0.0"]),
         ("fedyogi:beta2=1", ["fedyogi: beta2 must be at least 0 and below 1"]),
         ("fedadagrad:eta=0", ["fedadagrad: eta must be positive"]),
-        ("diloco:local=adma", ["local optimizer", "adamw"]),
+        ("diloco:local=adma", ["local optimizer", "Did you mean 'adamw'?"]),
+        ("fedadam:local=", ["local optimizer", "adamw, muon, sgd"]),
+        ("scaffold:local=adamw", ["unknown option of scaffold 'local'"]),
+        ("adam:local=adamw", ["adam takes no local steps, so it has no local"]),
+        ("snoo", ["snoo is for one worker, and there are 2", "take diloco"]),
+        ("fedexp:eps=-1", ["eps must be finite and not negative"]),
+        ("muloco:decay=-0.1", ["decay must be finite and not negative"]),
         ("optax:name=adm", ["optax optimizer", "Did you mean 'adam'?"]),
         ("slowmo:gamma=1e300", ["gamma must be positive and finite"]),
         ("slowmo:gamma=0.1,gamma=0.2", ["gamma is given twice"]),

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from laconic.cli.terminal import err, out, say
 from laconic.errors import LaconicError, unknown
+from laconic.local import LOCAL_OPTIMIZERS
 from laconic.method import REFUSALS, Definition
 from laconic.methods import METHODS, definition_of, own_methods, published_methods
 from laconic.runs.publish import results_of, ship
@@ -192,8 +193,9 @@ def list_optimizers(argv: Sequence[str]) -> int:
         "\nWhat the options of one mean: laconic optimizers NAME."
         "\nThe path of a .safetensors file, such as a meta-training's best.safetensors, works as a "
         "name too.\nOptions follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All "
-        "take compress= and label=;\nthose with local steps also clip= (gradient norm) and decay= "
-        "(weight decay)."
+        "take compress= and label=;\nthose with local steps also local= (the workers' optimizer: "
+        f"{', '.join(LOCAL_OPTIMIZERS)}), clip= (gradient norm)\nand decay= (weight decay; none "
+        "unless given, AdamW included)."
     )
     return 0
 
@@ -206,7 +208,7 @@ def _methods(definitions: Mapping[str, Definition]) -> None:
 def _describe(found: Definition) -> None:
     """What a method does, what its options mean, and what it cannot be used for."""
     _line(found.name, found.summary, {})
-    for name, option in found.options.items():
+    for name, option in {**found.options, **found.workers}.items():
         allowed = "" if isinstance(option.default, str) else f"; {option.range.words}"
         _line(f"  {name}={option.default}", option.help + allowed, {})
     for use, reason in found.cannot.items():

@@ -160,21 +160,27 @@ class OuterServer:
         deltas = {reply.node: reply.delta for reply in counting}
         weights = {reply.node: reply.weight for reply in counting}
         mean = weighted_mean(list(deltas.values()), list(weights.values()))
-        extra: tuple[Any, Any] = (None, None)
+        seen: dict[str, Any] = {}
         if self.outer.combine == "gather":  # in the order of slots; absent ones have weight 0
             absent = {name: np.zeros_like(x) for name, x in mean.items()}
             rows = [deltas.get(node, absent) for node in slots]
             stacked = {name: np.stack([row[name] for row in rows]) for name in mean}
-            extra = (stacked, np.array([weights.get(node, 0.0) for node in slots], np.float32))
-        updates, outer = self._update(mean, state.outer, model.params(before), *extra)
+            weights_K = [weights.get(node, 0.0) for node in slots]
+            seen = {"worker_deltas": stacked, "weights": np.array(weights_K, np.float32)}
+        elif self.outer.combine == "norms":  # of those that count
+            squares = {name: [_square(d[name]) for d in deltas.values()] for name in mean}
+            seen = {
+                "worker_squares": {name: np.array(x, np.float32) for name, x in squares.items()},
+                "weights": np.array(list(weights.values()), np.float32),
+            }
+        updates, outer = self._update(mean, state.outer, model.params(before), seen)
         after = model.moved(before, jax.tree.map(np.asarray, updates))
         if model.averaged:
             after |= weighted_mean([reply.averaged for reply in counting], list(weights.values()))
         return {name: after[name] for name in model.forms}, state._replace(outer=outer)
 
-    def _step(self, mean: Any, state: Any, params: Any, deltas: Any, weights_K: Any) -> Any:
-        update = self.outer.tx.update
-        return update(mean, state, params, worker_deltas=deltas, weights=weights_K)
+    def _step(self, mean: Any, state: Any, params: Any, seen: dict[str, Any]) -> Any:
+        return self.outer.tx.update(mean, state, params, **seen)
 
     def _heavy(self, weights: Sequence[float]) -> np.ndarray:
         """Which weights are far above the lower median, which a minority cannot raise."""
@@ -184,7 +190,11 @@ class OuterServer:
 
 
 def _norm(delta: Arrays) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in delta.values())))
+    return float(np.sqrt(sum(map(_square, delta.values()))))
+
+
+def _square(x: np.ndarray) -> float:
+    return np.sum(np.square(x, dtype=np.float64))
 
 
 # --- the checkpoint -------------------------------------------------------------------------------
@@ -212,16 +222,12 @@ def _settings(label: str, model: Model) -> Settings:
     return Settings(label, model.layout, tuple(sorted(model.averaged)))
 
 
-def _sha256(label: str) -> str | None:
-    return optimizer_sha256(label.partition(":")[0])
-
-
 def save_round(path: Path, label: str, model: Model, saved: Saved) -> None:
     """Replace the file; a crash leaves the old one."""
     meta = {
         "kind": "flower-strategy",
         **plain(_settings(label, model)),
-        "optimizer_sha256": _sha256(label),
+        "optimizer_sha256": optimizer_sha256(label),
         "forms": _forms(model),
         "round": saved.round,
         "history": _converted(saved.history, float, float.hex),
@@ -249,7 +255,7 @@ def load_round(path: Path, label: str, model: Model, arrays: Arrays, state: Serv
     known = {f.name: meta[f.name] for f in fields(Settings) if f.name in meta}
     theirs = read_config(Settings, known, str(path))
     require_same(str(path), plain(theirs), plain(_settings(label, model)))
-    if is_another(meta, _sha256(label)):
+    if is_another(meta, optimizer_sha256(label)):
         raise LaconicError(
             f"{path} was begun with another {label} than there is now: give another path."
         )

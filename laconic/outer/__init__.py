@@ -3,6 +3,7 @@
 import jax
 
 from laconic.outer.base import Entry, OuterOptimizer, by_name, from_optax
+from laconic.outer.fedexp import fedexp
 from laconic.outer.fedopt import fedadagrad, fedadam, fedyogi
 from laconic.outer.learned import LearnedOptimizer
 from laconic.outer.momentum import average, fedavgm, nesterov, slowmo
@@ -35,6 +36,7 @@ OUTER: dict[str, Entry] = {
     "slowmo": Entry(slowmo, "SlowMo: slow momentum over rounds"),
     "nesterov": Entry(nesterov, "DiLoCo's outer step: Nesterov momentum"),
     "fedavgm": Entry(fedavgm, "FedAvgM: FedAvg with momentum on the server"),
+    "fedexp": Entry(fedexp, "FedExP: a step length from the workers' disagreement"),
     "fedadam": Entry(fedadam, "FedAdam: adaptive server of Reddi et al."),
     "fedyogi": Entry(fedyogi, "FedYogi: adaptive server whose second moment moves slowly"),
     "fedadagrad": Entry(fedadagrad, "FedAdagrad: adaptive server whose squares add up"),

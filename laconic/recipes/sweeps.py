@@ -27,6 +27,7 @@ _RATES = (
 _ALPHA = f"alpha={','.join(_RATES)}"
 _GAMMA = "gamma=1,0.5,0.3,0.1"
 _LOCAL = "gamma=1,0.5,0.3,0.1,0.05,0.03,0.01"
+_ADAMW = "gamma=0.01,0.003,0.001,0.0003"  # rates of AdamW and Muon
 _SERVER = f"eta={','.join(_RATES[1:8])}"
 
 
@@ -158,13 +159,78 @@ SWEEPS: dict[str, tuple[str, SweepConfig]] = {
             ),
         )
     },
+    "fedexp": (
+        "local rates and ε of FedExP, our own grid: 16 points",
+        SweepConfig(method="fedexp", grid=(_GAMMA, "eps=0.1,0.01,0.001,0")),
+    ),
     "diloco": (
         "AdamW's rate and both numbers of the server in DiLoCo, our own grid: 48 points",
-        SweepConfig(
-            method="diloco",
-            grid=("gamma=0.01,0.003,0.001,0.0003", "lr=1,0.7,0.4,0.1", "momentum=0.95,0.9,0.8"),
-        ),
+        SweepConfig(method="diloco", grid=(_ADAMW, "lr=1,0.7,0.4,0.1", "momentum=0.95,0.9,0.8")),
     ),
+    **{
+        name: (
+            f"{what}, our own grid: {count} points",
+            SweepConfig(method=method, grid=grid, workers=workers),
+        )
+        for name, method, what, count, grid, workers in (
+            (
+                "nesterov-adamw",
+                "diloco",
+                "DiLoCo down to no momentum, which few workers like best",
+                60,
+                (_ADAMW, "lr=1,0.7,0.4", "momentum=0.9,0.8,0.6,0.3,0"),
+                8,
+            ),
+            (
+                "diloco-decay",
+                "diloco:momentum=0.9",
+                "AdamW's rate and weight decay and the rate of the server in DiLoCo",
+                36,
+                (_ADAMW, "lr=1,0.7,0.4", "decay=0.1,0.01,0.001"),
+                8,
+            ),
+            (
+                "slowmo-adamw",
+                "slowmo:local=adamw",
+                "SlowMo under AdamW workers",
+                60,
+                (_ADAMW, "alpha=1,0.7,0.4", "beta=0.9,0.8,0.6,0.3,0"),
+                8,
+            ),
+            (
+                "fedadam-adamw",
+                "fedadam:local=adamw",
+                "both rates of FedAdam under AdamW workers",
+                28,
+                (_ADAMW, _SERVER),
+                8,
+            ),
+            (
+                "fedexp-adamw",
+                "fedexp:local=adamw",
+                "local rates and ε of FedExP under AdamW workers",
+                16,
+                (_ADAMW, "eps=0.1,0.01,0.001,0"),
+                8,
+            ),
+            (
+                "muloco",
+                "muloco",
+                "Muon's rate and both numbers of the server in MuLoCo",
+                60,
+                (_ADAMW, "lr=1,0.7,0.4", "momentum=0.9,0.8,0.6,0.3,0"),
+                8,
+            ),
+            (
+                "snoo",
+                "snoo",
+                "one worker's rate and both numbers of the server in SNOO",
+                60,
+                (_ADAMW, "lr=1,0.7,0.4", "momentum=0.9,0.8,0.6,0.3,0"),
+                1,
+            ),
+        )
+    },
 }
 
 

@@ -22,7 +22,7 @@ from laconic.data.feed import Resident
 from laconic.errors import LaconicError
 from laconic.federated.population import Population, draw_population
 from laconic.method import Method, Point, Setting
-from laconic.methods import definition_of
+from laconic.methods import parse_swept
 from laconic.outer.base import told
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.runs.measure import all_finite, heldout_metrics
@@ -50,7 +50,7 @@ class Sweep:
     """One method on one task, ready to run chunks of points; all points share the compressor."""
 
     def __init__(self, task: Task, method: str, setting: Setting, compressor: Compressor = DENSE):
-        self.definition = definition_of(method, "sweep")
+        self.definition = parse_swept(method)
         client, outer = self.definition.build(setting.workers, {})  # checks K
         if not isinstance(task.feed, Resident):
             raise LaconicError(

@@ -15,7 +15,7 @@ from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
 from laconic.federated.population import Federated
 from laconic.method import Point, Setting, seeds_from
-from laconic.methods import definition_of, optimizer_sha256
+from laconic.methods import optimizer_sha256, parse_swept
 from laconic.runs.folder import Interrupted, Observer, RunFolder, describe, is_another
 from laconic.runs.grid import Outcome, Sweep, parse_grid, without_repeats
 from laconic.runs.settings import begun_with
@@ -43,10 +43,10 @@ class SweepConfig:
     """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
     task of your own as mymodule:make_task."""
     method: str = "local-sgd"
-    """Whose hyper-parameters: local-sgd, slowmo, diloco, fedavg, fedavgm, fedprox, scaffold,
-    fedadam, fedyogi, fedadagrad, sgd, adam, one of your own, or a learned optimizer by its
-    published name or file, which has gamma, the workers' rate, scale, which multiplies its steps,
-    and weight_decay, the share of each weight taken off a round."""
+    """Whose hyper-parameters: a method from `laconic optimizers`, one of your own, or a learned
+    optimizer by its published name or file, which has gamma, the workers' rate, scale, which
+    multiplies its steps, and weight_decay, the share of each weight taken off a round. Options that
+    follow a colon are the same at every point, as in slowmo:local=adamw."""
     grid: tuple[str, ...] = ("gamma=1,0.5,0.3,0.1",)
     """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier
     one: 0.5/gamma. clip= and decay= are those of the workers' gradients and weights."""
@@ -119,7 +119,7 @@ def sweep(
     if engine.plan is not None:
         # the data of a population decides it
         config = replace(config, local_steps=engine.plan.local_steps)
-    name = f"sweep-{Path(config.method).stem}-{config.task}"
+    name = f"sweep-{Path(config.method.partition(':')[0]).stem}-{config.task}"
     facts = {"task": about, "grid_points": len(grid)}
     facts["optimizer_sha256"] = optimizer_sha256(config.method)
     with RunFolder.create("sweep", config.out, name, config, command, **facts) as folder:
@@ -166,7 +166,7 @@ def _finish(
 def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point]]:
     """The setting, the rule, the grid's points and the others; what is wrong is found before any
     data is read."""
-    definition = definition_of(config.method, "sweep")
+    definition = parse_swept(config.method)
     parse_compressor(config.compress)
     seeds = seeds_from(config.first_seed, config.seeds)
     # segments of one length where that can be, as each length is compiled by itself

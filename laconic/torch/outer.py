@@ -6,7 +6,6 @@ W_before, and `.step()`.
 # pyright: reportAttributeAccessIssue=false
 # Where PyTorch is not installed, pyright takes this folder for it.
 
-import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +26,7 @@ from laconic.torch.features import (
     inputs_first,
     shapes_of,
 )
+from laconic.torch.local import local_optimizer
 from laconic.torch.step import Phi
 from laconic.zoo import file
 
@@ -101,8 +101,8 @@ class LearnedOuter(torch.optim.Optimizer):
             params: the parameters that a worker trains.
 
         Returns:
-            A torch SGD or AdamW at the recommended rate. Every `step` clips the gradient to the
-            recommended norm first, and a recommended cosine lowers the rate.
+            A torch SGD, AdamW or Muon at the recommended rate. Every `step` clips the gradient to
+            the recommended norm first, and a recommended cosine lowers the rate.
         """
         return local_optimizer(params, LocalOptimizer(**self.card.local))
 
@@ -284,29 +284,6 @@ class LearnedOuter(torch.optim.Optimizer):
                     f"{tuple(p.shape)} under {self.card.name} needs {shapes}: it was saved by "
                     "another optimizer or for another model."
                 )
-
-
-def local_optimizer(params: Iterable[Any], told: LocalOptimizer) -> torch.optim.Optimizer:
-    """The torch optimizer that takes the steps of `told.optax()`, clipping and cosine included."""
-    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    made = kinds[told.name](params, lr=told.learning_rate, weight_decay=told.weight_decay)
-    done = itertools.count()
-
-    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        given = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        grads = [grad for grad in given if grad is not None]
-        if told.clip and grads:
-            norms = torch.stack([torch.linalg.vector_norm(grad.float()) for grad in grads])
-            share = (told.clip / torch.linalg.vector_norm(norms)).clamp(max=1.0)
-            for grad in grads:
-                grad.mul_(share.to(grad.device, grad.dtype))
-        if told.decay_steps:
-            share = 0.5 * (1 + math.cos(math.pi * min(next(done) / told.decay_steps, 1.0)))
-            for group in optimizer.param_groups:
-                group["lr"] = told.learning_rate * share
-
-    made.register_step_pre_hook(before)
-    return made
 
 
 def _check(group: dict[str, Any]) -> None:

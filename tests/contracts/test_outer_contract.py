@@ -45,6 +45,8 @@ class Subject:
     def update(self, tx: Any, params: Any, state: Any, deltas_K: Any, weights_K: Any) -> Any:
         seen = SERVER.combine(Message(deltas_K, (), weights_K), self.outer.combine, params)
         extra = {"worker_deltas": seen.worker_deltas, "weights": seen.weights_K}
+        if self.outer.combine == "norms":
+            extra["worker_squares"] = seen.worker_squares
         return tx.update(seen.mean_delta, state, params, **extra)
 
     def _step(self, params: Any, state: Any, deltas_K: Any, weights_K: Any) -> Any:

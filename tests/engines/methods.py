@@ -21,6 +21,7 @@ METHODS = [
     ("lopt-a", "lopt-a", {"seed": 1}, "dense"),
     ("lagg-a", "lagg-a", {"seed": 2, "workers": 4}, "dense"),
     ("top-k", "average", {}, "topk:0.05+ef"),
+    ("fedexp", "fedexp", {"eps": 0.0}, "dense"),
 ]
 
 

@@ -22,7 +22,8 @@ def assert_close(found, expected, atol=1e-5):
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["fedavg", "slowmo", "fedadam:eta=0.03", "lopt-a-general", "lagg-a-fmnist"]
+    "optimizer",
+    ["fedavg", "slowmo", "fedadam:eta=0.03", "fedexp:eps=0", "lopt-a-general", "lagg-a-fmnist"],
 )
 def test_three_rounds_are_the_simulators(optimizer):
     clients = EIGHT if optimizer.startswith("lagg") else CLIENTS

@@ -30,6 +30,7 @@ from laconic.show.sweep import setting_of
 from laconic.store.records import RECORDS
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
+from tests.tiny import lenient
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 5)).astype(np.float32)
@@ -206,6 +207,30 @@ def test_the_papers_grids_under_top_k_are_those_of_dense_messages(name, share):
     assert any(np.allclose(list(point.values()), best, rtol=0.01) for point in [*grid, *extra])
 
 
+def test_options_of_the_method_are_the_same_at_every_point(task, tmp_path):
+    """Its points are runs of `slowmo:local=adamw`, and both `local` and `decay` reach them."""
+    config = replace(
+        SMALL,
+        method="slowmo:local=adamw,beta=0.5",
+        grid=("gamma=0.05,0.2", "alpha=1", "decay=0.3"),
+        points=(),
+        out=tmp_path / "run",
+    )
+    with lenient(True):  # optax's Adam
+        folder, records = sweep(config, task)
+    points = [record for record in records if record["kind"] == "point"]
+    assert [record["numbers"] for record in points] == [
+        {"gamma": gamma, "alpha": 1.0, "decay": 0.3} for gamma in (0.05, 0.2)
+    ]
+    first = points[0]
+    assert first["label"] == "slowmo:local=adamw,beta=0.5,gamma=0.05,alpha=1.0,decay=0.3"
+    with lenient(True):
+        single = Simulation(task, parse_method(first["label"], 2), Setting(2, 2, 8, 12, (3, 4), 12))
+        curve = next(single.run(single.start())).losses.astype(float).mean(axis=(0, 2))
+    assert first["final"] == pytest.approx(curve[-10:].mean(), rel=1e-5)
+    assert resume_sweep(folder, task)[1] == records
+
+
 def test_a_sweep_of_compressed_messages_says_so(task, tmp_path):
     config = replace(SMALL, compress="topk:0.5+ef", out=tmp_path / "run")
     folder, records = sweep(config, task)
@@ -224,7 +249,8 @@ def test_a_recipe_is_valid_and_says_its_size(name):
     assert summary.endswith(f": {size} points")
     federated = config.federated.active  # a setting of its own, in which the data decides H
     assert (config.task, config.seeds) == ("fmnist-mlp2", 3 if federated else 1)
-    assert (setting.workers, setting.batch) == ((10, 20) if federated else (8, 128))
+    K = 1 if name == "snoo" else 8
+    assert (setting.workers, setting.batch) == ((10, 20) if federated else (K, 128))
     assert setting.rounds == (300 if name == "slowmo-short" else 1000)
     assert setting.local_steps == 4
     assert set(setting.chunks) == {100}
@@ -232,7 +258,8 @@ def test_a_recipe_is_valid_and_says_its_size(name):
 
 def test_every_method_that_can_be_swept_has_a_recipe():
     swept = {name for name, found in METHODS.items() if "sweep" not in found.cannot}
-    assert {config.method for _, config in SWEEPS.values()} - {"fedlopt-fmnist"} == swept
+    methods = {config.method.partition(":")[0] for _, config in SWEEPS.values()}
+    assert methods - {"fedlopt-fmnist"} == swept
     assert swept <= set(SWEEPS)
 
 
@@ -264,6 +291,10 @@ def test_the_command_gives_the_config_back():
     [
         ({"method": "local-sdg"}, ["method", "Did you mean 'local-sgd'?"]),
         ({"method": "lopt-a"}, ["lopt-a cannot be swept"]),
+        ({"method": "slowmo:compress=int8"}, ["unknown option of slowmo 'compress'"]),
+        ({"method": "local-sgd:gamma=1"}, ["unknown hyper-parameter of local-sgd 'gamma'"]),
+        ({"method": "local-sgd:local=adma"}, ["local optimizer", "Did you mean 'adamw'?"]),
+        ({"method": "snoo", "grid": ("gamma=1", "lr=1", "momentum=0")}, ["snoo is for one worker"]),
         ({"grid": ("gama=1",)}, ["gama", "Did you mean 'gamma'?"]),
         ({"grid": ("gamma=1,0",)}, ["gamma must be positive", "0"]),
         ({"grid": ("gamma=-1",)}, ["gamma must be positive", "-1"]),

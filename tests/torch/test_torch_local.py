@@ -15,7 +15,7 @@ import optax
 import laconic
 from laconic.local import LocalOptimizer
 from laconic.torch import LearnedOuter
-from laconic.torch.outer import local_optimizer
+from laconic.torch.local import local_optimizer
 
 START = [np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), np.full(3, 0.5, np.float32)]
 
@@ -54,6 +54,7 @@ def gradients_of(sizes):
         LocalOptimizer("sgd", 0.1, weight_decay=0.01, clip=0.5),
         LocalOptimizer("adamw", 0.01, weight_decay=0.1, clip=1.0),
         LocalOptimizer("sgd", 0.1, decay_steps=3),
+        LocalOptimizer("muon", 0.02, weight_decay=0.1, clip=1.0),
     ],
     ids=str,
 )
