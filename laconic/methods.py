@@ -13,6 +13,7 @@ from typing import Any
 
 import optax
 
+from laconic.architecture import RELATIVE
 from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, unknown
 from laconic.federated.clients import proximal_client, scaffold_client
@@ -32,6 +33,7 @@ from laconic.method import (
     Use,
 )
 from laconic.outer import OUTER, from_optax
+from laconic.workers import How
 from laconic.zoo import cards, load, published
 
 # --- how methods are made -------------------------------------------------------------------------
@@ -134,6 +136,10 @@ def _untrained(architecture: str) -> Definition:
     )
 
 
+# What lopt-r may see of the workers beside their mean.
+AGREEMENT: dict[str, How] = {"seen": "norms", "unseen": "mean"}
+
+
 def _published(name: str) -> Definition:
     found = load(name)
     local = found.recommended_local
@@ -142,7 +148,17 @@ def _published(name: str) -> Definition:
         found.check_workers(K)
         return Parts(gamma, found.outer(**options))
 
+    def make_relative(K: int, gamma: Number, agreement: str, **options: Any) -> Parts:
+        if agreement not in AGREEMENT:
+            raise unknown("agreement", agreement, AGREEMENT)
+        return Parts(gamma, found.outer(**options)._replace(combine=AGREEMENT[agreement]))
+
     options = _learned(float(local.learning_rate), found.learned.gathers)
+    if found.learned.architecture == RELATIVE:
+        make = make_relative
+        options["agreement"] = Option(
+            "seen", "seen, or unseen: as where only the mean delta is known", swept=False
+        )
     return Definition(name, found.card.summary, make, options, local=local, published=found)
 
 

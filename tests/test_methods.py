@@ -1,6 +1,6 @@
 """Methods by name: parsing, defaults, and what each is made of."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import jax
@@ -10,12 +10,13 @@ import pytest
 
 from laconic import zoo
 from laconic.client import LocalOptimizer, Shared
+from laconic.errors import LaconicError
 from laconic.method import Setting, local_method
 from laconic.methods import METHODS, definition_of, parse_method, published_methods
 from laconic.runs.simulate import Simulation
 from laconic.tasks.base import plain_task
 from tests.outer.trees import QUICK
-from tests.zoo.made import LAGG_A, LOPT_A, a_card, weights
+from tests.zoo.made import LAGG_A, LOPT_A, LOPT_R, a_card, weights
 
 RNG = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -222,6 +223,29 @@ def test_a_published_optimizer_is_its_weights_bit_for_bit(
     direct = local_method("direct", LOCAL, learned(theta, **knobs))
     found = final_weights(task, parse_method(spec.format(shelf=shelf), K), K)
     np.testing.assert_array_equal(found, final_weights(task, direct, K))
+
+
+def test_a_run_tells_lopt_r_what_it_is(shelf, task, monkeypatch):
+    """K, H and T are told, agreement is seen unless told otherwise, and workers may be AdamW."""
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
+    path = shelf / "relative.safetensors"
+    zoo.publish(path, LOPT_R, weights(LOPT_R), a_card(LOPT_R, local=asdict(LOCAL)))
+    theta = {part: jnp.asarray(x) for part, x in weights(LOPT_R).items()}
+    told = LOPT_R(theta, workers=4, local_steps=2, rounds=4)
+    for options, local, outer in [
+        ("", LOCAL, told),
+        (":agreement=unseen", LOCAL, told._replace(combine="mean")),
+        (":local=adamw,gamma=0.01", replace(LOCAL, name="adamw", learning_rate=0.01), told),
+    ]:
+        found = final_weights(task, parse_method(f"{path}{options}", 4), 4)
+        direct = local_method("direct", local, outer._replace(tell=None))
+        np.testing.assert_array_equal(found, final_weights(task, direct, 4), options)
+    every = [
+        final_weights(task, parse_method(f"{path}{o}", 4), 4) for o in ("", ":agreement=unseen")
+    ]
+    assert np.abs(every[0] - every[1]).max() > 1e-4
+    with pytest.raises(LaconicError, match="unknown agreement 'maybe'"):
+        parse_method(f"{path}:agreement=maybe", 4)
 
 
 def test_published_options_labels_and_horizon(shelf):

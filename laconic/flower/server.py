@@ -18,6 +18,7 @@ from laconic.flower.model import Arrays, Model, weighted_mean
 from laconic.flower.replies import Refused, Reply
 from laconic.methods import definition_of, optimizer_sha256, parse_method
 from laconic.outer import OuterOptimizer
+from laconic.outer.base import told
 from laconic.runs.folder import is_another
 from laconic.runs.settings import read_config, require_same
 from laconic.store import checkpoint
@@ -113,6 +114,10 @@ class OuterServer:
         self._judge = jax.jit(partial(guard.judge, limit=limits.norm))
         self._update = jax.jit(self._step)
 
+    def told(self, local_steps: int | None, rounds: int) -> "OuterServer":
+        """The same for a run of so many local steps and rounds, where that matters."""
+        return OuterServer(told(self.outer, None, local_steps, rounds), self.limits)
+
     def init(self, params: Arrays) -> ServerState:
         """The state before the first round."""
         fresh = guard.init_guard(0)
@@ -161,6 +166,8 @@ class OuterServer:
         weights = {reply.node: reply.weight for reply in counting}
         mean = weighted_mean(list(deltas.values()), list(weights.values()))
         seen: dict[str, Any] = {}
+        if self.outer.tell is not None:  # it asks how many count
+            seen["weights"] = np.array(list(weights.values()), np.float32)
         if self.outer.combine == "gather":  # in the order of slots; absent ones have weight 0
             absent = {name: np.zeros_like(x) for name, x in mean.items()}
             rows = [deltas.get(node, absent) for node in slots]

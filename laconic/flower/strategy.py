@@ -90,6 +90,7 @@ class LearnedStrategy(FedAvg):
             median.
         patience: how many times as long as the median client to wait for the rest; None: as Flower
             does, which notices a dead client after about a minute, or at the `timeout` of `start`.
+        local_steps: H, the steps a client takes, for an optimizer that can use it (lopt-r).
 
     The other arguments are FedAvg's. An optimizer that looks at each client's change (LAgg-A)
     samples exactly the K clients it was made for, and refuses `fraction_train`. Dropped and failed
@@ -110,6 +111,7 @@ class LearnedStrategy(FedAvg):
         norm_limit: float = server.Limits().norm,
         weight_limit: float = server.Limits().weight,
         patience: float | None = None,
+        local_steps: int | None = None,
         fraction_train: float | None = None,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int | None = None,
@@ -144,6 +146,7 @@ class LearnedStrategy(FedAvg):
         self.layout = layout
         self.averaged = tuple(averaged)
         self.patience = patience
+        self.local_steps = local_steps
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._server = server.OuterServer(chosen.outer, server.Limits(norm_limit, weight_limit))
         self._forget()
@@ -176,6 +179,7 @@ class LearnedStrategy(FedAvg):
     ) -> Result:
         """Flower's own loop over rounds; rounds in the checkpoint are not run again."""
         self._forget()
+        self._server = self._server.told(self.local_steps, num_rounds)
         model, state = self._begin(initial_arrays)
         if self.checkpoint is not None and self.checkpoint.exists():
             saved = server.load_round(self.checkpoint, self.label, model, self._before, state)

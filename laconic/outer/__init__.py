@@ -31,6 +31,13 @@ def _untrained(architecture: str) -> Entry:
     return Entry(make, f"learned, {architecture} architecture with random weights: not trained yet")
 
 
+def _nesterov_to_begin_with(
+    rate: float = 0.8, momentum: float = 0.9, scale: float = 1.0, weight_decay: float = 0.0
+) -> OuterOptimizer:
+    learned = RelativeOptimizer(rate, momentum)
+    return learned(learned.init(jax.random.key(0)), scale=scale, weight_decay=weight_decay)
+
+
 OUTER: dict[str, Entry] = {
     "average": Entry(average, "local SGD: the mean of the workers' weights"),
     "slowmo": Entry(slowmo, "SlowMo: slow momentum over rounds"),
@@ -45,6 +52,7 @@ OUTER: dict[str, Entry] = {
     "lagg-a": _untrained("lagg-a"),
     "lopt": _untrained("lopt"),
     "lagg": _untrained("lagg"),
+    "lopt-r": Entry(_nesterov_to_begin_with, "learned, lopt-r architecture: untrained, Nesterov"),
 }
 
 __all__ = [

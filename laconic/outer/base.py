@@ -55,12 +55,13 @@ class OuterOptimizer(NamedTuple):
 
 
 def told(
-    outer: OuterOptimizer, workers: int, local_steps: int | None, rounds: int | None
+    outer: OuterOptimizer, workers: int | None, local_steps: int | None, rounds: int | None
 ) -> OuterOptimizer:
     """The optimizer for a run of K workers, H local steps and T rounds; None: not known."""
     if outer.tell is None:
         return outer
-    return outer.tell(workers=workers, local_steps=local_steps, rounds=rounds)
+    made = outer.tell(workers=workers, local_steps=local_steps, rounds=rounds)
+    return made._replace(combine=outer.combine)
 
 
 def outer_step(

@@ -115,7 +115,7 @@ class RelativeOptimizer(RelativeArchitecture):
 
         Args:
             theta: φ, as `init` or a published optimizer gives it.
-            workers: K; None: as many as `weights` of a round say, if they are given.
+            workers: K; None: as many as a round shows, if it shows more than their mean.
             local_steps: H.
             rounds: how long training will be.
             scale: multiplies every step.
@@ -154,8 +154,8 @@ class RelativeOptimizer(RelativeArchitecture):
             if worker_squares is None and worker_deltas is not None:
                 worker_squares = squared_norms(worker_deltas)
             squares = [None] * len(leaves) if worker_squares is None else flat(worker_squares)
-            present = None if weights is None else jnp.sum((weights > 0).astype(jnp.float32))
-            told = Told(state.round, present if workers is None else workers, local_steps, rounds)
+            known = workers_among(squares, weights) if workers is None else workers
+            told = Told(state.round, known, local_steps, rounds)
             deltas = [d.astype(jnp.float32) for d in flat(updates)]
             rows = zip(deltas, flat(state.moments), leaves, strict=True)
             seen = [_see(told.round, *row) for row in rows]
@@ -205,6 +205,13 @@ def squared_norms(worker_deltas: Any) -> Any:
     """Every worker's ‖Δ‖², leaves [K, …] → [K]."""
     square = lambda x: jnp.square(x.astype(jnp.float32))
     return jax.tree.map(lambda x: jnp.sum(square(x), axis=tuple(range(1, x.ndim))), worker_deltas)
+
+
+def workers_among(squares: list[Any], weights_K: jax.Array | None) -> Count:
+    """How many workers a round shows; None if it shows only their mean."""
+    if weights_K is not None:
+        return jnp.sum((weights_K > 0).astype(jnp.float32))
+    return next((x.shape[0] for x in squares if x is not None), None)
 
 
 def mean_of_squares(squares_K: jax.Array | None, weights_K: jax.Array | None) -> jax.Array:

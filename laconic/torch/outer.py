@@ -1,4 +1,4 @@
-"""`LearnedOuter`: a published LOpt-A or LAgg-A as a `torch.optim.Optimizer`.
+"""`LearnedOuter`: a published learned optimizer as a `torch.optim.Optimizer`.
 
 Set `.grad` to the mean over workers of Δ = W_before − W_after, the parameters being back at
 W_before, and `.step()`.
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from laconic.architecture import LAYOUTS, ON_NONFINITE, matrices_among
+from laconic.architecture import LAYOUTS, ON_NONFINITE, Architecture, matrices_among
 from laconic.errors import LaconicError, unknown
 from laconic.local import LocalOptimizer
+from laconic.relative import RelativeArchitecture
 from laconic.torch.features import (
     Ada,
     Axes,
@@ -27,6 +28,7 @@ from laconic.torch.features import (
     shapes_of,
 )
 from laconic.torch.local import local_optimizer
+from laconic.torch.relative import RelativePhi
 from laconic.torch.step import Phi
 from laconic.zoo import file
 
@@ -41,6 +43,10 @@ class _Due(NamedTuple):
     param: torch.Tensor
     mean: torch.Tensor
     deltas: torch.Tensor  # [D, *s]
+    squares: torch.Tensor | None = None  # every worker's ‖Δ‖² [K], where lopt-r is given deltas
+
+
+ChangeOf = Callable[[_Due, dict[str, Any], torch.Tensor], torch.Tensor]
 
 
 class LearnedOuter(torch.optim.Optimizer):
@@ -61,6 +67,10 @@ class LearnedOuter(torch.optim.Optimizer):
         on_nonfinite: at NaN, infinity or numbers whose squares overflow, "raise" an error or "skip"
             the round, which then changes nothing.
         tile: how many parameters to work on at a time (None: what suits the device).
+        workers: K, as far as you know it. lopt-r takes other steps for other K; the others have no
+            use for this and the next two.
+        local_steps: H, as far as you know it.
+        rounds: how long training will be, as far as you know it.
 
     Example:
         >>> import torch
@@ -82,13 +92,20 @@ class LearnedOuter(torch.optim.Optimizer):
         layout: str = "torch",
         on_nonfinite: str = "raise",
         tile: int | None = None,
+        workers: int | None = None,
+        local_steps: int | None = None,
+        rounds: int | None = None,
     ) -> None:
         if on_nonfinite not in ON_NONFINITE:
             raise unknown("on_nonfinite", on_nonfinite, ON_NONFINITE)
         if tile is not None and tile < 1:
             raise LaconicError(f"tile counts parameters and must be at least 1, got {tile}.")
         architecture, theta, self.card = file.read(file.locate(optimizer))
-        self._phi = Phi(architecture, theta, tile)
+        self._phi: Phi | RelativePhi
+        if isinstance(architecture, RelativeArchitecture):
+            self._phi = RelativePhi(architecture, theta, workers, local_steps, rounds)
+        else:
+            self._phi = Phi(architecture, theta, tile)
         self._on_nonfinite = on_nonfinite
         self._digest = file.digest_of(architecture, theta)
         own = {"lr": lr, "weight_decay": weight_decay, "layout": layout, "optimizer": self._digest}
@@ -128,7 +145,8 @@ class LearnedOuter(torch.optim.Optimizer):
 
         Args:
             closure: computes the loss again, as for any torch optimizer.
-            worker_deltas: for LAgg-A, every worker's Δ for each parameter in order, [K, …].
+            worker_deltas: for LAgg-A, every worker's Δ for each parameter in order, [K, …]. lopt-r
+                looks how far the workers agree where it is given them, and does without elsewhere.
             weights: one number a worker; 0: it is absent, and LAgg-A sees the mean instead.
 
         Returns:
@@ -140,12 +158,11 @@ class LearnedOuter(torch.optim.Optimizer):
                 loss = closure()
         due = self._due(worker_deltas, weights)
         if self._sound(due):
-            rates = self._phi.rates() if self._phi.architecture.accumulates else []
-            matrices = matrices_among(p.shape for p in self._params())  # with or without gradients
+            change_of = self._changes(weights)
             for one in due:
                 # Under autocast the MLP's matrices would be multiplied in half precision.
                 with torch.autocast(one.param.device.type, enabled=False):
-                    self._step_one(one, rates, matrices)
+                    self._step_one(one, change_of)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -181,7 +198,8 @@ class LearnedOuter(torch.optim.Optimizer):
     def _due(self, worker_deltas: Any, weights: Any) -> list[_Due]:
         architecture = self._phi.architecture
         count = len(self._params())
-        if not architecture.gathers:
+        relative = isinstance(architecture, RelativeArchitecture)
+        if not (architecture.gathers or (relative and worker_deltas is not None)):
             worker_deltas = [None] * count
         elif worker_deltas is None:
             raise LaconicError(
@@ -204,11 +222,13 @@ class LearnedOuter(torch.optim.Optimizer):
                     "densify it."
                 )
             mean = p.grad.float()
-            deltas = mean[None]
-            if architecture.gathers:
+            deltas, squares = mean[None], None
+            if relative and worker_deltas[i] is not None:
+                squares = _squares(name, p, worker_deltas[i], weights)
+            elif isinstance(architecture, Architecture) and architecture.gathers:
                 deltas = _gathered(name, p, worker_deltas[i], architecture.deltas).float()
                 deltas = deltas if weights is None else _present(deltas, mean, weights)
-            due.append(_Due(group, name, p, mean, deltas))
+            due.append(_Due(group, name, p, mean, deltas, squares))
         return due
 
     def _sound(self, due: list[_Due]) -> bool:
@@ -231,31 +251,48 @@ class LearnedOuter(torch.optim.Optimizer):
             'on_nonfinite="skip" to let such rounds change nothing.'
         )
 
-    def _step_one(self, one: _Due, rates: list[float], matrices: int) -> None:
+    def _step_one(self, one: _Due, change_of: ChangeOf) -> None:
         p, state, lr = one.param, self.state[one.param], one.group["lr"]
-        axes = axes_of(p.shape, one.group["layout"])
         if not state:
-            state.update({"round": 0, **self._zeros(p, axes)})
+            zeros = self._zeros(p, axes_of(p.shape, one.group["layout"]))
+            state.update({"round": 0, **zeros})
         value = p.float()
-        if self._phi.architecture.accumulates:
-            ada = Ada(state["m"], state["v"], state["row"], state.get("col"))
-            accumulate(ada, one.mean, rates, axes)
-            fields = fields_of(value, ada, one.mean, one.deltas, axes)
-        else:
-            fields = Fields(one.deltas, value[None])
-        change = self._phi.step(fields, p.shape, state["round"])
-        shape = inputs_first(p.shape, one.group["layout"])
-        change.mul_(self._phi.architecture.share(shape, matrices))
+        change = change_of(one, state, value)
         state["round"] += 1
         if one.group["weight_decay"]:
             change.add_(value, alpha=one.group["weight_decay"])
         p.sub_(change, alpha=lr)
+
+    def _changes(self, weights: Any) -> ChangeOf:
+        """What makes a parameter's change in this round, of its gradient, state and value."""
+        phi = self._phi
+        if isinstance(phi, RelativePhi):
+            shares = None if weights is None else torch.as_tensor(weights)
+            return lambda one, state, value: phi.step(state, one.mean, value, one.squares, shares)
+        rates = phi.rates() if phi.architecture.accumulates else []
+        matrices = matrices_among(p.shape for p in self._params())  # with or without gradients
+
+        def change_of(one: _Due, state: dict[str, Any], value: torch.Tensor) -> torch.Tensor:
+            layout = one.group["layout"]
+            fields = Fields(one.deltas, value[None])
+            if phi.architecture.accumulates:
+                axes = axes_of(value.shape, layout)
+                ada = Ada(state["m"], state["v"], state["row"], state.get("col"))
+                accumulate(ada, one.mean, rates, axes)
+                fields = fields_of(value, ada, one.mean, one.deltas, axes)
+            change = phi.step(fields, value.shape, state["round"])
+            shape = inputs_first(value.shape, layout)
+            return change.mul_(phi.architecture.share(shape, matrices))
+
+        return change_of
 
     def _zeros(self, p: torch.Tensor, axes: Axes) -> dict[str, torch.Tensor]:
         zeros = lambda shape: torch.zeros(shape, dtype=torch.float32, device=p.device)
         return {key: zeros(shape) for key, shape in self._shapes(p, axes).items()}
 
     def _shapes(self, p: torch.Tensor, axes: Axes) -> dict[str, tuple[int, ...]]:
+        if isinstance(self._phi, RelativePhi):
+            return self._phi.shapes(p)
         return shapes_of(p.shape, axes) if self._phi.architecture.accumulates else {}
 
     def _check_state(self, given: dict[str, Any]) -> None:
@@ -317,6 +354,15 @@ def _gathered(name: str, p: torch.Tensor, deltas: Any, K: int) -> torch.Tensor:
             f"worker_deltas of {name} must be [K, …] = {(K, *p.shape)}, got {shape}."
         )
     return deltas.to(p.device)
+
+
+def _squares(name: str, p: torch.Tensor, deltas: torch.Tensor, weights: Any) -> torch.Tensor:
+    """Every worker's ‖Δ‖² of one parameter [K]."""
+    K = deltas.shape[0] if deltas.ndim else 1
+    each = _gathered(name, p, deltas, K).float()
+    if weights is not None and len(weights) != K:
+        raise LaconicError(f"weights must be one number a worker, {K} in all, got {len(weights)}.")
+    return each.square().flatten(1).sum(1) if p.ndim else each.square()
 
 
 def _present(deltas: torch.Tensor, mean: torch.Tensor, weights: Any) -> torch.Tensor:

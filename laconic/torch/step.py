@@ -30,8 +30,21 @@ CPU_TILE = (
 ACCELERATOR_TILE = 1 << 20  # as much at once as keeps them under half a gigabyte
 
 
+class Placed:
+    """φ on whatever devices it has been asked for."""
+
+    def __init__(self, theta: Mapping[str, np.ndarray]) -> None:
+        self._copies = {CPU: {name: _float32(x) for name, x in theta.items()}}
+
+    def on(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """The tensors of φ on a device."""
+        if device not in self._copies:
+            self._copies[device] = {name: x.to(device) for name, x in self._copies[CPU].items()}
+        return self._copies[device]
+
+
 class Phi:
-    """The weights φ of an architecture, on whatever devices it has been asked to take a step on."""
+    """The weights φ of an architecture whose MLP sees every parameter."""
 
     def __init__(
         self, architecture: Architecture, theta: Mapping[str, np.ndarray], tile: int | None
@@ -39,12 +52,12 @@ class Phi:
         self.architecture = architecture
         self.count = architecture.normalised
         self._tile = tile
-        self._placed = {CPU: {name: _float32(x) for name, x in theta.items()}}
+        self._placed = Placed(theta)
 
     def rates(self) -> list[float]:
         """1 − β = (1 − β₀)·e^{10θ} of the seven accumulators, at most 1."""
         complement = _float32([1 - beta for beta in DECAYS])
-        return (complement * torch.exp(10 * self._placed[CPU]["decay"])).clamp(max=1.0).tolist()
+        return (complement * torch.exp(10 * self._placed.on(CPU)["decay"])).clamp(max=1.0).tolist()
 
     def step(self, fields: Fields, shape: Sequence[int], round_t: int) -> torch.Tensor:
         """λ₁·d·exp(λ₂·m) for every parameter of a tensor, in its shape."""
@@ -85,7 +98,7 @@ class Phi:
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Weights [N, F] and biases [N, 1] of the three layers, with normalisers and time features
         folded in."""
-        theta = self._on(moments.device)
+        theta = self._placed.on(moments.device)
         scales = torch.rsqrt(NORMALISER_EPSILON + moments)
         time = round_features(round_t, TIME_SHIFT[self.architecture.time])
         weights = [scales[:, None] * theta["w0"][: self.count], theta["w1"], theta["w2"]]
@@ -106,11 +119,6 @@ class Phi:
             into = buffers[1 - i % 2][: len(w_NF) * n].view(-1, n)
             h = torch.addmm(bias, w_NF, h if i == 0 else h.relu_(), out=into)
         return LAMBDA * h[0] * torch.exp(LAMBDA * h[1])
-
-    def _on(self, device: torch.device) -> dict[str, torch.Tensor]:
-        if device not in self._placed:
-            self._placed[device] = {name: x.to(device) for name, x in self._placed[CPU].items()}
-        return self._placed[device]
 
 
 def tiles(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:

@@ -7,9 +7,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'laconic[flower]'")
 
 import laconic
+from laconic import zoo
 from laconic.flower import LearnedStrategy
 from tests.flower.app import waves
 from tests.flower.grids import FakeGrid, answer, fit, honest, record, simulated
+from tests.zoo.made import LOPT_R, a_card, weights
 
 CLIENTS = {11: honest(0), 22: honest(1), 33: honest(2)}
 EIGHT = {10 + k: honest(k) for k in range(8)}
@@ -35,6 +37,19 @@ def test_three_rounds_are_the_simulators(optimizer):
     assert all(np.abs(found[name] - start[name]).max() > 1e-3 for name in start)
     counts = {"clients-counted": len(clients), "clients-dropped": 0, "clients-failed": 0}
     assert metrics == {r: {"round": pytest.approx(r), **counts} for r in (1, 2, 3)}
+
+
+def test_lopt_r_sees_how_far_the_clients_agree(tmp_path):
+    """It knows K, H, the rounds and the norms, as the simulator's does; without the norms it takes
+    other steps."""
+    path = tmp_path / "made-up.safetensors"
+    zoo.publish(path, LOPT_R, weights(LOPT_R), a_card(LOPT_R))
+    spelled = f"{path}:gamma={waves.RATE},clip=0"
+    found, _ = fit(LearnedStrategy(spelled, local_steps=waves.H), CLIENTS)
+    assert_close(found, simulated(spelled, len(CLIENTS), 3))
+    unseen, _ = fit(LearnedStrategy(f"{spelled},agreement=unseen", local_steps=waves.H), CLIENTS)
+    assert_close(unseen, simulated(f"{spelled},agreement=unseen", len(CLIENTS), 3))
+    assert np.abs(unseen["w"] - found["w"]).max() > 1e-4
 
 
 def test_weights_in_torchs_layout_take_the_same_steps():

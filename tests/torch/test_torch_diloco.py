@@ -14,8 +14,10 @@ torch = pytest.importorskip(
     "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
 )
 
+from laconic import zoo
 from laconic.torch import LearnedOuter
 from tests.cli.commands import process
+from tests.zoo.made import LOPT_R, a_card, weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINE = re.compile(r"^(\S+): loss ([0-9.]+) after 10 rounds, ([0-9.]+) after 50")
@@ -45,13 +47,20 @@ def manager_of(torchft, factor):
     return manager
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_diloco_gives_the_delta_and_the_learned_step_is_taken_from_the_old_weights(torchft, factor):
+@pytest.mark.parametrize(
+    ("factor", "learned"), [(1.0, "lopt-a-fmnist"), (0.5, "lopt-a-fmnist"), (0.5, LOPT_R)]
+)
+def test_diloco_gives_the_delta_and_the_learned_step_is_taken_from_the_old_weights(
+    torchft, factor, learned, tmp_path
+):
     from torchft.local_sgd import DiLoCo
 
+    if learned is LOPT_R:  # of the workers it sees only the mean
+        learned = tmp_path / "made-up.safetensors"
+        zoo.publish(learned, LOPT_R, weights(LOPT_R), a_card(LOPT_R))
     model, twin = model_of(0), model_of(0)
     local = torch.optim.SGD(model.parameters(), 0.01)
-    outer, by_hand = (LearnedOuter(m.parameters(), "lopt-a-fmnist") for m in (model, twin))
+    outer, by_hand = (LearnedOuter(m.parameters(), learned) for m in (model, twin))
     before, seen = [p.detach().clone() for p in model.parameters()], []
     outer.register_step_pre_hook(
         lambda *_: seen.append([(p.detach().clone(), p.grad.clone()) for p in model.parameters()])

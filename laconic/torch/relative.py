@@ -1,0 +1,171 @@
+"""lopt-r in PyTorch: one tensor's accumulators, inputs and step, as `laconic/outer/relative.py` has
+them. Nothing is read back from the device."""
+# pyright: reportAttributeAccessIssue=false
+# Where PyTorch is not installed, pyright takes this folder for it.
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from laconic.relative import (
+    COUNT_UNIT,
+    DECAYS,
+    FAST,
+    FLOOR,
+    GAIN,
+    LIMIT,
+    LONG,
+    PARAMETER_LIMIT,
+    PARAMETER_UNIT,
+    SCALE_DECAY,
+    SHORT,
+    SIZE_UNIT,
+    SQUARE_DECAY,
+    TIMESCALES,
+    TINY,
+    RelativeArchitecture,
+    check_told,
+    kind_of,
+)
+from laconic.torch.step import Placed
+
+
+class RelativePhi:
+    """The weights φ of an lopt-r, and what it was told of the run."""
+
+    def __init__(
+        self,
+        architecture: RelativeArchitecture,
+        theta: Mapping[str, np.ndarray],
+        workers: int | None,
+        local_steps: int | None,
+        rounds: int | None,
+    ) -> None:
+        check_told(workers=workers, local_steps=local_steps, rounds=rounds)
+        self.architecture = architecture
+        self.workers, self.local_steps, self.rounds = workers, local_steps, rounds
+        self._placed = Placed(theta)
+
+    def shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """The accumulators of a parameter: b for each of `DECAYS`, v and q."""
+        return {"b": (len(DECAYS), *p.shape), "v": tuple(p.shape), "q": ()}
+
+    def step(
+        self,
+        state: dict[str, Any],
+        delta: torch.Tensor,
+        param: torch.Tensor,
+        squares: torch.Tensor | None,
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What is subtracted from a parameter; all float32. The accumulators move on.
+
+        `squares` are the workers' ‖Δ‖² [K], if known, and `weights` their weights.
+        """
+        if not delta.numel():
+            return torch.zeros_like(delta)
+        t, b, v, q = state["round"], state["b"], state["v"], state["q"]
+        square = _mean(delta * delta)
+        inputs = [
+            _mean(delta * x) * torch.rsqrt(square + TINY) * torch.rsqrt(_mean(x * x) + TINY)
+            for x in b
+        ]
+        for beta, x in zip(DECAYS, b, strict=True):
+            x.mul_(beta).add_(delta)
+        v.mul_(SQUARE_DECAY).addcmul_(delta, delta, value=1 - SQUARE_DECAY)
+        q.mul_(SCALE_DECAY).add_(square, alpha=1 - SCALE_DECAY)
+        scale = q / _correction(SCALE_DECAY, t)
+        inputs += [
+            _log_ratio((1 - beta) ** 2 * _mean(x * x), scale)
+            for beta, x in zip(DECAYS, b, strict=True)
+        ]
+        inputs.append(_log_ratio(square, scale))
+        inputs.append(_log_ratio(scale, _mean(param * param), PARAMETER_UNIT, PARAMETER_LIMIT))
+        inputs += _agreement(square, delta.numel(), squares, weights)
+        known = self._known(t, delta, squares, weights)
+        numbers = torch.tensor(known, dtype=torch.float32, device=delta.device)
+        o = self._head(torch.cat([torch.stack(inputs), numbers]))
+        return self._mixed(o, t, delta, b, v, torch.sqrt(scale + TINY))
+
+    def _mixed(
+        self,
+        o: torch.Tensor,
+        t: int,
+        delta: torch.Tensor,
+        b: torch.Tensor,
+        v: torch.Tensor,
+        s: torch.Tensor,
+    ) -> torch.Tensor:
+        """The formula in `outer/relative.py`."""
+        momentum = self.architecture.momentum
+        m_hat = (1 - DECAYS[FAST]) / _correction(DECAYS[FAST], t) * b[FAST]
+        v_hat = v / _correction(SQUARE_DECAY, t)
+        change = delta + momentum * (1 + o[1]) * b[DECAYS.index(momentum)]
+        change.add_(SHORT * o[2] * b[0]).add_(LONG * o[3] * b[-1])
+        change.add_(o[4] * s * (m_hat / (torch.sqrt(v_hat + TINY) + FLOOR * s)))
+        return change.mul_(self.architecture.rate * torch.exp(GAIN * o[0]))
+
+    def _head(self, inputs: torch.Tensor) -> torch.Tensor:
+        theta = self._placed.on(inputs.device)
+        hidden = torch.tanh((inputs[:, None] * theta["w0"]).sum(0) + theta["b0"])
+        return torch.tanh((hidden[:, None] * theta["w1"]).sum(0) + theta["b1"])
+
+    def _known(
+        self, t: int, delta: torch.Tensor, squares: Any, weights: torch.Tensor | None
+    ) -> list[float]:
+        """The inputs that are plain numbers, in the order of `INPUTS`."""
+        workers = self.workers
+        if workers is None and weights is not None:
+            workers = int((weights > 0).sum())
+        elif workers is None and squares is not None:
+            workers = len(squares)
+        done = [0.0, 0.0] if self.rounds is None else [min(t / self.rounds, 1.0), 1.0]
+        return [
+            *_count(workers),
+            *_count(self.local_steps),
+            math.log(delta.numel()) / SIZE_UNIT,
+            *kind_of(delta.ndim),
+            *(math.tanh(t / scale) for scale in TIMESCALES),
+            *done,
+        ]
+
+
+def _agreement(
+    square: torch.Tensor,
+    size: int,
+    squares: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """The logarithm of K‖mean Δ‖²/Σ‖Δₖ‖², and whether it is known."""
+    if squares is None:
+        return [torch.zeros_like(square)] * 2
+    shares = torch.ones_like(squares) if weights is None else weights.to(squares)
+    norm = torch.where(shares > 0, squares * shares, 0.0).sum() / shares.sum()
+    known = (norm > 0) & norm.isfinite()
+    ratio = _log_ratio(square, torch.where(known, norm, 1.0) / size, 0.5)
+    return [torch.where(known, ratio, 0.0), known.float()]
+
+
+def _count(told: int | None) -> tuple[float, float]:
+    return (0.0, 0.0) if told is None else (math.log(told) / COUNT_UNIT, 1.0)
+
+
+def _log_ratio(
+    over: torch.Tensor, under: torch.Tensor, unit: float = 1.0, limit: float = LIMIT
+) -> torch.Tensor:
+    """Half the logarithm of a ratio of squares, in units and within a limit; 0 for 0/0."""
+    log = lambda x: torch.log(torch.where(x > 0, x, 1.0))
+    inside = (0.5 * (log(over) - log(under)) / unit).clamp(-limit, limit)
+    outside = limit * (torch.sign(over) - torch.sign(under))
+    return torch.where((over > 0) & (under > 0), inside, outside)
+
+
+def _correction(decay: float, t: int) -> float:
+    return -math.expm1((t + 1) * math.log(decay))
+
+
+def _mean(x: torch.Tensor) -> torch.Tensor:
+    return x.mean()
