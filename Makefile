@@ -8,7 +8,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-distributed smoke test test-slow test-all lint types format docs docs-serve dist bench clean
+.PHONY: help demo demo-distributed smoke test test-slow test-all lint types format docs docs-serve docs-check dist bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ docs: $(VENV)/.docs  ## build the documentation into site/; a broken link or ref
 
 docs-serve: $(VENV)/.docs  ## show the documentation in a browser, and follow what you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+docs-check: $(VENV)/.core  ## run all code of README and the how-to pages in fresh environments, half an hour; PAGES=… for some
+	$(BIN)/python tests/check_pages.py --record results/benchmarks/docs-check.jsonl $(if $(PAGES),--pages $(PAGES))
 
 dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation

@@ -6,10 +6,10 @@ import importlib
 import itertools
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
@@ -17,25 +17,38 @@ import numpy as np
 import pytest
 
 import laconic
+from laconic.cli import main
 from laconic.meta.estimator import Horizon
 from laconic.meta.pes import es, pes
 from laconic.meta.train import ESTIMATORS
+from laconic.methods import parse_method
 from laconic.outer import OUTER
 from tests.meta.quadratic import CALM, unflatten
 from tests.outer.trees import QUICK
+from tests.pages import (
+    BY_LINE,
+    FENCE,
+    HOW_TOS,
+    LEFT_OUT,
+    NOT_RUN,
+    ONLY_PARSED,
+    PAGES,
+    ROOT,
+    SMALLER,
+    command_lines,
+    entry,
+    missing,
+    name_of,
+    python_blocks,
+    run_python,
+    small,
+)
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACES = ("laconic/", "tests/", "docs/", "results/", "examples/", "benchmarks/")
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
 def snippets(path: Path) -> list[str]:
-    return [text for language, text in FENCE.findall(path.read_text()) if language == "python"]
+    return [block.text for block in python_blocks(path)]
 
 
 def prose(path: Path) -> str:
@@ -140,56 +153,148 @@ def test_the_reference_covers_the_public_interface():
         ), name
 
 
-# --- the pages whose snippets run -----------------------------------------------------------------
-
-
-def run_snippet(text: str, monkeypatch) -> types.ModuleType:
-    """The text as a module of its own; NamedTuples and dataclasses look their module up by name."""
-    module = types.ModuleType("a_snippet_of_the_docs")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(text, "snippet", "exec"), module.__dict__)
-    return module
+# --- the pages whose code runs --------------------------------------------------------------------
 
 
 @pytest.fixture
 def at_home(tmp_path, monkeypatch):
-    """An empty working folder, and registries that forget what a test adds."""
+    """An empty folder, registries that forget what a page adds, and JAX as users have it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "page", None)
     for registry, name in ((OUTER, "sign-momentum"), (ESTIMATORS, "blended")):
         monkeypatch.setitem(registry, name, None)
         monkeypatch.delitem(registry, name)
-    return tmp_path
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield tmp_path
 
 
-EXTENDING = snippets(ROOT / "docs" / "extending.md")
+def losses(printed: str) -> list[list[float]]:
+    """The train losses of averaging, tuned averaging and the learned step, a row a comparison."""
+    found = [float(word) for word in re.findall(r"train loss ([0-9.]+), test", printed)]
+    return [found[i : i + 3] for i in range(0, len(found), 3)]
 
 
-def test_an_outer_optimizer_in_one_file_and_one_line(at_home, monkeypatch):
-    """What it then appears in is in test_own_optimizer.py, for the same file."""
-    new_file, use = EXTENDING[:2]
-    assert new_file == (ROOT / "examples" / "own_optimizer.py").read_text()
-    run_snippet(new_file, monkeypatch)
-    used = run_snippet(use, monkeypatch)
-    assert list(at_home.glob("runs/digits-mlp-*/report.html"))
-    assert [row["label"] for row in used.records[-1]["rows"]] == ["local-sgd", "sign-momentum"]
-    assert used.config.rounds == 2
-    losses = {r["label"]: np.asarray(r["train"]) for r in used.records if r["kind"] == "method"}
-    assert np.isfinite(losses["sign-momentum"]).all()
+def check_own_loop(page, printed, home):
+    rows = losses(printed)
+    assert len(rows) == 4 - ("nnx" not in vars(page)) - ("torch" not in vars(page))
+    assert all(learned < 0.75 * averaging for averaging, _, learned in rows)
+    labels = [row["label"] for row in page.records[-1]["rows"]]
+    assert labels[-1] == page.OPTIMIZER
 
 
-@pytest.mark.slow
-def test_the_snippets_of_a_task_and_of_a_compressor_run(at_home, monkeypatch, capsys):
-    task, compressor = EXTENDING[2:4]
-    records = run_snippet(task, monkeypatch).records
-    assert records[-1]["rows"][0]["test_loss"] is not None
-    module = run_snippet(compressor, monkeypatch)
+def check_extending(page, printed, home):
+    assert sorted(run.name[:5] for run in home.glob("runs/*")) == ["digit", "line-"]
+    assert page.records[-1]["rows"][0]["test_loss"] is not None  # the task's, the later one
     parameters = 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10
-    assert f"{2.0 * parameters} bytes" in capsys.readouterr().out
-    assert module.chunk.done == 2
+    assert f"{2.0 * parameters} bytes" in printed
+    assert page.chunk.done == 2
+    assert ESTIMATORS["blended"].make is page.blended
 
 
-def test_the_snippet_of_an_estimator_is_the_mean_of_two(at_home, monkeypatch):
-    run_snippet(EXTENDING[4], monkeypatch)
+def check_pytorch(page, printed, home):
+    assert page.outer.param_groups[0]["layout"] == "as-is"
+    assert all(p.isfinite().all() for p in page.model.parameters())
+
+
+def check_flower(page, printed, home):
+    assert str(page.strategy.checkpoint) == "server.safetensors"
+
+
+CHECKS = {
+    "own-loop": check_own_loop,
+    "extending": check_extending,
+    "pytorch": check_pytorch,
+    "flower": check_flower,
+}
+SLOW = ("own-loop", "extending")
+WITH_PYTHON = [
+    pytest.param(path, id=name_of(path), marks=[pytest.mark.slow] if path.stem in SLOW else [])
+    for path in HOW_TOS
+    if python_blocks(path)
+]
+
+
+@pytest.mark.filterwarnings("ignore:'click.utils:DeprecationWarning")  # as Flower is imported
+@pytest.mark.parametrize("path", WITH_PYTHON)
+def test_the_python_of_a_page_runs(path, at_home, capsys):
+    """In order, in one namespace, in an empty folder. Where an extra is missing, the rest runs and
+    the test is skipped with that reason."""
+    absent = missing(tuple({extra for block in python_blocks(path) for extra in block.extras}))
+    *_, (_, page) = list(run_python(path)) or [(None, None)]
+    if page is not None and path.stem in CHECKS:
+        CHECKS[path.stem](page, capsys.readouterr().out, at_home)
+    if absent:
+        pytest.skip(f"without {', '.join(absent)}, which is not installed: pip install '.[all]'")
+
+
+class Parsed(Exception):
+    """Everything is read and nothing is begun; holds the arguments."""
+
+
+def stop_there(*args, **kwargs):
+    raise Parsed(args)
+
+
+STOPS = (  # where the commands begin to work
+    *((f"laconic.cli.compare.{name}", stop_there) for name in ("compare", "sweep")),
+    *((f"laconic.cli.compare.resume_{name}", stop_there) for name in ("compare", "sweep")),
+    *((f"laconic.cli.train.{name}", stop_there) for name in ("train", "resume_train")),
+    ("laconic.cli.meta_train.meta_train", stop_there),
+    ("laconic.cli.meta_train.resume_meta_train", stop_there),
+    ("laconic.cli.report.report_folder", stop_there),
+    ("laconic.cli.reproduce.reproduce", stop_there),
+    ("laconic.cli.launch.engine_entry", stop_there),
+    ("laconic.cli.train.read_train_config", stop_there),
+    ("laconic.cli.worker.need_token", lambda *_: "token"),
+    ("laconic.cli.worker.engine_entry", lambda *_: None),
+    ("laconic.cli.worker.rank_from", lambda *_: None),
+    ("laconic.cli.worker.seat_of", stop_there),
+)
+LINES = [
+    (path, line)
+    for path in HOW_TOS
+    for line in command_lines(path)
+    if not entry(LEFT_OUT, line.text) and line.words[:2] != ["laconic", "zoo"]
+]
+
+
+@pytest.mark.parametrize("path", dict.fromkeys(path for path, _ in LINES), ids=name_of)
+def test_the_command_lines_of_a_page_are_read_by_the_real_parser(path, at_home, monkeypatch):
+    """As written, and with the flags that make them small; the methods they name are real."""
+    for place, stand_in in STOPS:
+        monkeypatch.setattr(place, stand_in, raising=False)
+    runpy.run_path(str(ROOT / "examples" / "own_optimizer.py"))  # registers its own
+    for line in (line for where, line in LINES if where == path):
+        for words in (line.words, small(line)):
+            start = words.index("laconic") + 1 if "laconic" in words else 2
+            with pytest.raises((Parsed, SystemExit)) as ended:
+                main(words[start:])
+            if isinstance(ended.value, SystemExit):
+                assert ended.value.code == 0, line.text
+            else:
+                config = ended.value.args[0][:1]
+                for method in getattr(config[0] if config else None, "optimizers", ()):
+                    if "…" not in method:
+                        parse_method(method, config[0].workers)
+
+
+def test_every_exception_is_still_needed():
+    text = "\n".join(line.text for path in HOW_TOS for line in command_lines(path))
+    code = "\n".join(text for path in HOW_TOS for text in snippets(path))
+    assert [part for part in (*LEFT_OUT, *ONLY_PARSED, *BY_LINE) if part not in text] == []
+    assert [part for part in (*NOT_RUN, *SMALLER) if part not in code] == []
+    assert len(LINES) > 40
+
+
+def test_an_outer_optimizer_in_one_file_and_one_line():
+    """What it then appears in is in test_own_optimizer.py, for the same file."""
+    new_file = snippets(ROOT / "docs" / "extending.md")[0]
+    assert new_file == (ROOT / "examples" / "own_optimizer.py").read_text()
+
+
+def test_the_snippet_of_an_estimator_is_the_mean_of_two(at_home):
+    scope: dict = {"__name__": __name__}
+    exec(snippets(ROOT / "docs" / "extending.md")[4], scope)
     settings = {"pairs": 4, "truncation": 3, "sigma": 0.1, "horizon": Horizon(4, 10)}
     theta, key, later = unflatten(), jax.random.key(0), jax.random.key(1)
     blended = ESTIMATORS["blended"].make(CALM, **settings)
@@ -208,7 +313,6 @@ def test_the_snippet_of_an_estimator_is_the_mean_of_two(at_home, monkeypatch):
     for name in theta:
         np.testing.assert_allclose(found[name], (halves[0][name] + halves[1][name]) / 2, rtol=1e-6)
     assert metrics.loss.shape == metrics.reset.shape == (4,)
-    assert len(EXTENDING) == 5
 
 
 EDITS = [
@@ -286,27 +390,6 @@ def test_what_an_edit_of_the_docs_adds_works(diff, check, tmp_path):
         [sys.executable, "-c", check], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert not done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "index.md",
-        "getting-started.md",
-        "meta-training.md",
-        "federated.md",
-        "distributed.md",
-        "server-step.md",
-    ],
-)
-def test_the_other_pages_snippets_run(page, at_home, monkeypatch, capsys):
-    found = snippets(ROOT / "docs" / page)
-    assert found
-    for text in found:
-        if (
-            "laconic.compare(" not in text
-        ):  # the task of one's own is examples/own_task_plain.py, which is run as such
-            run_snippet(text, monkeypatch)
 
 
 def test_the_task_of_the_first_steps_is_the_example_that_runs():

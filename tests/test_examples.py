@@ -1,16 +1,13 @@
-"""The examples run; a task of one's own takes under 15 lines, and a learned optimizer three."""
+"""The examples run; a task of one's own takes under 15 lines."""
 
-import re
 import runpy
 import sys
-from functools import partial
 from pathlib import Path
 
 import jax
 import pytest
 
-from laconic.zoo.file import WEIGHTS
-from tests.outer.trees import QUICK
+from laconic.zoo import load
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -29,16 +26,26 @@ def test_own_task(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "given", [[], [str(WEIGHTS / "lagg-a-fmnist.safetensors")]], ids=["by-default", "by-path"]
+    ("name", "extra"), [("jax", None), ("flax", "flax"), ("equinox", None), ("torch", "torch")]
 )
-def test_a_learned_optimizer_in_a_plain_optax_loop(given, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["optax_swap.py", *given])
-    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
-    runpy.run_path(str(EXAMPLES / "optax_swap.py"), run_name="__main__")
-    plain, learned = [
-        float(found) for found in re.findall(r"loss ([0-9.]+) after", capsys.readouterr().out)
-    ]
-    assert learned < 0.8 * plain
-    lines = (EXAMPLES / "optax_swap.py").read_text().splitlines()
-    assert [line[-1] for line in lines if re.search(r"  # line \d$", line)] == ["1", "2", "3"]
-    assert sum("laconic" in line for line in lines if not line.startswith('"""')) == 2
+def test_a_training_loop(name, extra, monkeypatch):
+    """The files fit together; the page that shows them runs their code (test_docs.py)."""
+    if extra is not None:
+        pytest.importorskip(extra, reason=f"not installed: pip install 'laconic[{extra}]'")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for module in ("loop_digits", "loop_jax"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    scope = runpy.run_path(str(EXAMPLES / f"loop_{name}.py"))
+    if name == "torch":
+        assert len(scope["X"]) + len(scope["TEST_X"]) == 1797
+    else:
+        params, _ = jax.eval_shape(scope["make_task"]().init, jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 64 * 64 + 64 + 64 * 10 + 10
+
+
+def test_the_optimizer_of_the_loops_is_named_once():
+    """And works for any K, as a first one should."""
+    texts = [path.read_text() for path in sorted(EXAMPLES.glob("loop_*.py"))]
+    name = runpy.run_path(str(EXAMPLES / "loop_digits.py"))["OPTIMIZER"]
+    assert sum(text.count(f'"{name}"') for text in texts) == 1
+    assert load(name).card.workers is None

@@ -2,7 +2,6 @@
 processes agree."""
 
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -128,15 +127,6 @@ def losses_of(text):
     assert len(found) == 3
     assert all(found)
     return [(float(line[2]), float(line[3])) for line in found if line]
-
-
-@pytest.mark.slow
-def test_the_plain_loop(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["torch_outer.py"])
-    runpy.run_path(str(EXAMPLES / "torch_outer.py"), run_name="__main__")
-    averaging, nesterov, learned = losses_of(capsys.readouterr().out)
-    assert learned[0] < nesterov[0] < averaging[0] < 2.0
-    assert learned[1] < 0.2 * averaging[1]
 
 
 @pytest.mark.slow
