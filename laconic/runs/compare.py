@@ -415,7 +415,7 @@ def _run_method(
         _save(place, simulation.method, error.before, history)
         raise LaconicError(
             f"{error} The last good checkpoint is {place.path}, after round {error.done}. "
-            f"Lower the learning rate, or go on with: {go_on} --on-nan continue"
+            f"{error.advice}, or go on with: {go_on} --on-nan continue"
         ) from None
     return {
         "label": label,

@@ -1,14 +1,17 @@
 """What a run measures: metrics on held-out data, whether weights are finite, and step times."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from laconic.client import LocalOptimizer, Shared, local_client
 from laconic.data.feed import Streamed
 from laconic.show.timing import measure_step
 from laconic.tasks.base import Task
+from laconic.tasks.own import check_names
 
 EVALUATION_BATCH = 250
 
@@ -37,7 +40,9 @@ def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str
     sums = jax.lax.map(metrics, jnp.arange(full * size).reshape(full, size))
     total = jax.tree.map(lambda x: jnp.sum(x, axis=0) * size, sums)
     if rest:
-        total = jax.tree.map(lambda t, x: t + x * rest, total, metrics(jnp.arange(n - rest, n)))
+        last = metrics(jnp.arange(n - rest, n))
+        check_names(task, total, last)
+        total = jax.tree.map(lambda t, x: t + x * rest, total, last)
     return jax.tree.map(lambda t: t / n, total)
 
 
@@ -45,6 +50,15 @@ def final_metrics(task: Task, shared: Shared) -> dict[str, float]:
     """The task's metrics on its test split as numbers; nothing if it has none."""
     found = jax.jit(heldout_metrics)(task, shared)
     return {name: float(value) for name, value in found.items()}
+
+
+def broken_metric(heldout: Mapping[str, Any]) -> str | None:
+    """In words, the first metric of a user's own that is not finite while the loss is."""
+    for name, values in heldout.items():
+        bad = ~np.isfinite(values) & np.isfinite(heldout["loss"])
+        if name not in ("loss", "accuracy") and np.any(bad):
+            return f"the test metric {name!r} is {np.asarray(values)[bad].flat[0]}"
+    return None
 
 
 def local_step_seconds(task: Task, batch: int) -> float:

@@ -39,7 +39,7 @@ from laconic.round import (
     mean_losses,
     worker_keys,
 )
-from laconic.runs.measure import all_finite, heldout_metrics
+from laconic.runs.measure import all_finite, broken_metric, heldout_metrics
 from laconic.show.timing import (
     Traffic,
     all_gather_traffic,
@@ -67,13 +67,14 @@ class Chunk(NamedTuple):
 
 
 class Diverged(LaconicError):
-    """A loss became NaN or infinite; `before` is the state the bad chunk began from, `done` its
-    rounds."""
+    """A loss or metric became NaN or infinite; `before` is the state the bad chunk began from,
+    `done` its rounds, `advice` what to do."""
 
-    def __init__(self, message: str, before: RoundState, done: int):
+    def __init__(self, message: str, before: RoundState, done: int, advice: str):
         super().__init__(message)
         self.before = before
         self.done = done
+        self.advice = advice
 
 
 class Simulation:
@@ -223,7 +224,7 @@ class Simulation:
                 heldout = {name: np.asarray(value) for name, value in seen.items()}
                 finite_S = heldout.pop("finite")
                 if not keep_going:
-                    self._check(losses, finite_S, state, done)
+                    self._check(losses, finite_S, heldout, state, done)
                 state = new
                 done += length
                 yield Chunk(done, losses, finite_S, heldout, state)
@@ -233,18 +234,28 @@ class Simulation:
                 self._stream = None
 
     def _check(
-        self, losses_SCK: np.ndarray, finite_S: np.ndarray, before: RoundState, done: int
+        self,
+        losses_SCK: np.ndarray,
+        finite_S: np.ndarray,
+        heldout: dict[str, np.ndarray],
+        before: RoundState,
+        done: int,
     ) -> None:
+        end = done + losses_SCK.shape[1]
         bad = np.argwhere(~np.isfinite(losses_SCK)).tolist()
         if bad:
             s, c, k = min(bad, key=lambda sck: sck[1])
             what = f"the loss of worker {k} is {losses_SCK[s, c, k]} in round {done + c + 1}"
         elif not finite_S.all():
             s = int(np.argmin(finite_S))
-            what = f"the weights are not finite after round {done + losses_SCK.shape[1]}"
+            what = f"the weights are not finite after round {end}"
+        elif broken := broken_metric(heldout):
+            message = f"{self.method.label}: {broken} after round {end}, though losses are finite."
+            raise Diverged(message, before, done, "Mend the metric")
         else:
             return
-        raise Diverged(f"{self.method.label}: {what} (seed {self.setting.seeds[s]}).", before, done)
+        message = f"{self.method.label}: {what} (seed {self.setting.seeds[s]})."
+        raise Diverged(message, before, done, "Lower the learning rate")
 
     def traffic(self, topology: str = "server") -> Traffic:
         """Bits that each worker sends and receives in a round."""

@@ -34,7 +34,7 @@ from laconic.runs.folder import (
     read_header,
     spelled,
 )
-from laconic.runs.measure import final_metrics
+from laconic.runs.measure import broken_metric, final_metrics
 from laconic.runs.settings import begun_with, read_config, require_same, settled
 from laconic.runs.train_log import Log, check_checkpoint, finish, forget_after, log_name
 from laconic.store import checkpoint
@@ -397,4 +397,10 @@ class Part:
             "message_bits": loop.programs.message_bits,
             "refused": dict(self.engine.counts.refused),
         }
-        log.end(**about, **counts, heldout=final_metrics(loop.programs.task, replica.shared))
+        heldout = final_metrics(loop.programs.task, replica.shared)
+        if broken := broken_metric(heldout):
+            raise LaconicError(
+                f"{broken} after the last round. The weights are saved in {self.folder.path}; mend "
+                "the metric and resume the training."
+            )
+        log.end(**about, **counts, heldout=heldout)

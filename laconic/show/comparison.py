@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
+USUAL = ("accuracy", "loss")  # metrics that any task may have; others are a user's own
 LADDER = 5  # round losses in the table of times, beside the target
 LONGEST = 44  # characters of a label in a legend
 SPARE = ("speedup", "MB sent", "MB received")  # columns that a narrow terminal leaves out
@@ -85,6 +86,7 @@ def _row(record: Record, reference: Any, target: float | None, link: Link | None
     if not any(record["diverged"]):  # weights that are no longer numbers have no test loss
         last = {name: np.array(v, dtype=float)[:, -1] for name, v in record["heldout"].items()}
         test = {name: float(np.mean(values)) for name, values in last.items()}
+    more = {name: value for name, value in test.items() if name not in USUAL}
     smooth = np.stack([metrics.smoothed(curve) for curve in curves])
     rounds = None if target is None else metrics.rounds_to_loss(curves, target)
     traffic = Traffic(**record["traffic"])
@@ -101,6 +103,7 @@ def _row(record: Record, reference: Any, target: float | None, link: Link | None
         "final_train_error": float(metrics.standard_error(smooth)[-1]),
         "test_loss": test.get("loss"),
         "test_accuracy": test.get("accuracy"),
+        **({"test_metrics": more} if more else {}),
         "rounds_to_target": rounds,
         "speedup": speedup,
         "speedup_error": speedup_error,
@@ -164,6 +167,9 @@ def _columns(summary: Record, link_given: bool) -> list[Column]:
         found.append(Column("test accuracy", shown, "test_accuracy", max))
     if any(row["test_loss"] is not None for row in rows):
         found.append(Column("test loss", lambda r: number(r["test_loss"]), "test_loss", min))
+    for own in dict.fromkeys(name for row in rows for name in row.get("test_metrics", {})):
+        value = lambda r, own=own: number(r.get("test_metrics", {}).get(own))
+        found.append(Column(f"test {own}", value))
     sent = lambda r: number(r["sent_megabytes"])
     received = lambda r: number(r["received_megabytes"])
     found.append(Column("MB sent", sent, "sent_megabytes", min))
@@ -363,7 +369,7 @@ def panels(records: Sequence[Record]) -> list[Panel]:
     methods = methods_of(records)
     labels = "Training loss", "communication rounds"
     found = [_train_panel(records, "rounds", labels, [1.0] * len(methods), log_x=False)]
-    found += _heldout_panel(records)
+    found += _heldout_panels(records)
     seconds = seconds_per_round(records)
     if any(seconds):
         link = of_kind(records, "run")[0]["config"]["link"]
@@ -417,28 +423,30 @@ def _train_panel(
     return Panel(name, *labels, y_label, tuple(curves), log_x=log_x, target=target)
 
 
-def _heldout_panel(records: Sequence[Record]) -> list[Panel]:
-    """Test accuracy, or test loss where there is none, against rounds; nothing without either."""
+def _heldout_panels(records: Sequence[Record]) -> list[Panel]:
+    """Against rounds: test accuracy, or test loss where there is none, and a user's own metrics."""
     methods, looks = _methods(records)
-    known = [k for k in ("accuracy", "loss") if any(k in m["heldout"] for m in methods)]
-    if not known:
-        return []
-    metric = known[0]
-    made = [heldout_curve(m, metric, look) for m, look in zip(methods, looks, strict=True)]
-    curves = tuple(curve for curve in made if curve is not None)
-    y_label = "test accuracy, %" if metric == "accuracy" else "test loss"
-    words = f"Test {metric}", "communication rounds", y_label
-    return [Panel("heldout", *words, curves, log_y=metric == "loss")]
+    names = dict.fromkeys(name for method in methods for name in method["heldout"])
+    found = []
+    for metric in [*[name for name in USUAL if name in names][:1], *sorted({*names} - {*USUAL})]:
+        made = [heldout_curve(m, metric, look) for m, look in zip(methods, looks, strict=True)]
+        curves = tuple(curve for curve in made if curve is not None)
+        title = f"Test {drawable(metric)}"
+        y_label = "test accuracy, %" if metric == "accuracy" else title.lower()
+        name = "heldout" if metric in USUAL else f"heldout {metric}"
+        words = name, title, "communication rounds", y_label
+        found.append(Panel(*words, curves, log_y=metric == "loss", ceiling=metric in USUAL))
+    return found
 
 
 def curves_figure(records: Sequence[Record]) -> "Figure":
-    """All panels side by side, with one legend below them."""
+    """All panels, three side by side, with one legend below them."""
     shown = panels(records)
     entries = legend(records)
     target = shown[0].target
     if target is not None:
         entries.append((figures.TARGET, f"target {number(target)}"))
-    return figures.grid_figure(shown, entries, columns=len(shown))
+    return figures.grid_figure(shown, entries)
 
 
 # --- pages ----------------------------------------------------------------------------------------

@@ -145,12 +145,15 @@ def fingerprint(task: Task, B: int) -> dict[str, str]:
     if not isinstance(found, tuple) or len(found) != 2:
         raise LaconicError(f"{task.name}: loss gives {_a(found)} instead of (loss, Aux).")
     _check_scalar(task, "the loss", found[0])
-    check_metrics(task, _traced(functions, task, "evaluate", task.evaluate, *started, batch))
+    # a metric may be mended and the run resumed, so its program is not part of the digest
+    metrics = _traced(hashlib.sha256(), task, "evaluate", task.evaluate, *started, batch)
+    check_metrics(task, metrics)
+    functions.update(str(sorted(metrics)).encode())
     return {"data_sha256": _digest(task.feed), "functions_sha256": functions.hexdigest()}
 
 
-def check_metrics(task: Task, metrics: Any, before: Any = None) -> None:
-    """Refuse metrics without "loss", those that are no scalars, and names other than `before`."""
+def check_metrics(task: Task, metrics: Any) -> None:
+    """Refuse metrics without "loss", and those that are no scalars."""
     if not isinstance(metrics, dict) or "loss" not in metrics:
         raise LaconicError(
             f"{task.name}: evaluate gives {metrics if isinstance(metrics, dict) else _a(metrics)} "
@@ -160,7 +163,11 @@ def check_metrics(task: Task, metrics: Any, before: Any = None) -> None:
         if not isinstance(name, str) or not name.isprintable() or not name.strip():
             raise LaconicError(f"{task.name}: a metric is named by a word, got {name!r}.")
         _check_scalar(task, f"the metric {name!r}", value)
-    if before is not None and set(before) != set(metrics):
+
+
+def check_names(task: Task, before: Any, metrics: Any) -> None:
+    """Refuse metrics of a batch that have other names than those of the batches before."""
+    if set(before) != set(metrics):
         raise LaconicError(
             f"{task.name}: the metrics are {sorted(before)} for one batch and {sorted(metrics)} "
             "for another; give the same names for each."

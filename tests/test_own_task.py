@@ -1,0 +1,389 @@
+"""A task of the user's own, from Python and as a word, in every command; and its own metrics."""
+
+import shutil
+import sys
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from laconic import (
+    CompareConfig,
+    Interrupted,
+    MetaConfig,
+    SweepConfig,
+    TrainConfig,
+    compare,
+    make_task,
+    meta_train,
+    plain_task,
+    resume,
+    sweep,
+    train,
+)
+from laconic.runs.folder import describe
+from laconic.show.comparison import curves_figure, panels, summary_table
+from laconic.store.records import read
+from laconic.tasks.catalog import OWN_TASK
+from laconic.tasks.own import fingerprint
+from tests import tiny
+from tests.cli.commands import assert_one_error, laconic
+from tests.runs.killed import finish, kill, started, without_times
+from tests.runs.notes import Notes
+
+DIGITS = '''
+"""The catalog's digits-mlp:width=4, written by hand."""
+import jax
+import jax.numpy as jnp
+import optax
+
+import laconic
+from laconic.tasks.layers import fan_in_normals
+
+
+def init(key):
+    return [(w, jnp.zeros(w.shape[1])) for w in fan_in_normals(key, (64, 4), (4, 4), (4, 10))]
+
+
+def logits(params, batch):
+    x = batch["x"].astype(jnp.float32).reshape(len(batch["y"]), -1) / 255
+    for w, b in params[:-1]:
+        x = jax.nn.relu(x @ w + b[None])
+    return x @ params[-1][0] + params[-1][1][None]
+
+
+def loss(params, batch):
+    scores = logits(params, batch)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch["y"]))
+
+
+def metrics(params, batch):
+    right = jnp.argmax(logits(params, batch), -1) == batch["y"]
+    return {"accuracy": jnp.mean(right.astype(jnp.float32))}
+
+
+def make_task():
+    feed = laconic.make_task("digits-mlp").feed
+    return laconic.plain_task("mine", init, loss, feed, metrics=metrics, classes=10)
+
+
+task = make_task()
+'''
+BROKEN = """
+import numpy as np
+import laconic
+number = 3
+def needs(width, *rest, depth=2): ...
+def nothing(): ...
+def raises():
+    return 1 / 0
+def short():
+    return laconic.plain_task("x", None, None, {"a": np.zeros(3), "b": np.zeros(2)})
+"""
+SIZES = {"workers": 2, "local_steps": 2, "batch": 8, "rounds": 4}
+FLAGS = ["--workers", 2, "--local-steps", 2, "--batch", 8, "--rounds", 4]
+CATALOG = "digits-mlp:width=4"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current directory with modules in it, which are forgotten afterwards."""
+    sources = {"owndigits": DIGITS, "ownbroken": BROKEN, "ownimport": "import nowhere_at_all\n"}
+    sources |= {"ownsyntax": "x = 1\ndef f(:\n", "ownexit": "import sys\nsys.exit(3)\n"}
+    for name, text in sources.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in sources:
+        sys.modules.pop(name, None)
+
+
+def methods(records):
+    return [record for record in records if record["kind"] == "method"]
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("nosuch:make", ["no module 'nosuch' in ", "PYTHONPATH"]),
+        ("nosuch.part:make", ["no module 'nosuch' in "]),
+        ("owndigits.part:make", ["no module 'owndigits.part' in "]),
+        ("ownimport:make", ["ownimport.py, line 1: ModuleNotFoundError", "nowhere_at_all"]),
+        ("ownsyntax:make", ["ownsyntax.py, line 2: SyntaxError"]),
+        ("ownexit:make", ["ownexit.py, line 2: SystemExit: 3"]),
+        ("ownbroken:make", ["ownbroken.py) has no 'make'"]),
+        ("ownbroken:number", ["number is an int, no Task and no function"]),
+        ("ownbroken:needs", ["needs needs width, but is called without arguments"]),
+        ("ownbroken:nothing", ["nothing() returns None, no Task", "plain_task"]),
+        ("ownbroken:raises", ["ownbroken.py, line 8: ZeroDivisionError: division by zero"]),
+        ("ownbroken:short", ["ownbroken.py, line 10: x, train data: arrays differ"]),
+        ("os:getcwd", ["getcwd() returns a str, no Task"]),
+        ("owndigits.py:make_task", ["name the module", "owndigits:make_task"]),
+        ("./owndigits.py:make_task", ["name the module", "owndigits:make_task"]),
+        ("owndigits", ["unknown task 'owndigits'", "mymodule:make_task"]),
+        ("owndigits:", ["unknown task 'owndigits'"]),
+        ("owndigits:a=b", ["unknown task 'owndigits'"]),
+    ],
+)
+def test_a_word_that_gives_no_task_is_one_clear_error(word, parts, here, raises_clearly):
+    with raises_clearly(repr(word) if ":" in word[:-1] and "=" not in word else "", *parts):
+        make_task(word)
+
+
+def test_a_word_is_a_function_or_a_task(here):
+    assert make_task("owndigits:make_task").name == make_task("owndigits:task").name == "mine"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compare"],
+        ["sweep"],
+        ["train"],
+        ["launch", "--workers", "2", "--", "train"],
+        ["meta-train", "lopt-a-digits"],
+    ],
+)
+def test_every_command_names_the_line(command, here, capfd):
+    flag = "--tasks" if command[0] == "meta-train" else "--task"
+    parts = ["ownbroken.py, line 8: ZeroDivisionError"]
+    assert_one_error(capfd, [*command, flag, "ownbroken:raises", "--out", "run"], parts)
+    assert not (here / "run").exists()
+
+
+# --- a task is checked before it is trained -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"init": lambda key: 1 / 0}, ["init: ", "test_own_task.py, line ", "ZeroDivision"]),
+        ({"init": lambda key: len}, ["init: TypeError"]),
+        ({"loss": lambda p, b: p["nope"]}, ["loss: ", "line ", "KeyError: 'nope'"]),
+        ({"loss": lambda p, b: b["x"]}, ["the loss of a batch must be one number", "(4, 2)"]),
+        ({"loss": lambda p, b: (0.0, 1)}, ["the loss of a batch must be one number", "a tuple"]),
+        ({"metrics": lambda p, b: {"m": b["x"]}}, ["the metric 'm'", "shape (4, 2); take its"]),
+        ({"metrics": lambda p, b: {"m": "high"}}, ["evaluate: TypeError"]),
+        ({"metrics": lambda p, b: {"loss": 1.0}}, ["a dict without 'loss'"]),
+        ({"metrics": lambda p, b: 3.0}, ["a dict without 'loss'"]),
+        ({"metrics": lambda p, b: {3: 1.0}}, ["evaluate: "]),
+        ({"metrics": lambda p, b: {" ": 1.0}}, ["a metric is named by a word"]),
+    ],
+)
+def test_a_task_that_cannot_be_trained_is_refused(changes, parts, raises_clearly):
+    given = {"init": lambda key: {"w": jnp.zeros(2)}, "metrics": None} | changes
+    given.setdefault("loss", lambda params, batch: jnp.sum(params["w"]))
+    task = plain_task("mine", data={"x": np.zeros((6, 2), np.float32)}, **given)
+    with raises_clearly("mine: ", *parts):
+        fingerprint(task, 4)
+
+
+def test_digests_tell_tasks_apart_and_are_the_same_each_time():
+    def made(scale=1.0, data=tiny.X, more=None):
+        loss = lambda params, batch: scale * tiny.loss(params, batch)
+        return fingerprint(plain_task("t", tiny.init, loss, (data, tiny.Y), metrics=more), 4)
+
+    assert made() == made()
+    assert made(scale=2.0)["functions_sha256"] != made()["functions_sha256"]
+    assert made(scale=2.0)["data_sha256"] == made()["data_sha256"]
+    assert made(data=tiny.X + 1)["data_sha256"] != made()["data_sha256"]
+    named = [made(more=lambda p, b, x=x: {"m": x}) for x in (1.0, 2.0)]
+    assert named[0] == named[1] != made()  # a metric may be mended, but keeps its name
+
+
+# --- from Python ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", [compare, sweep, train])
+def test_what_is_no_task_is_refused(run, raises_clearly):
+    configs = {compare: CompareConfig(), sweep: SweepConfig(), train: TrainConfig()}
+    with raises_clearly("task is a Task", "got a function"):
+        run(configs[run], tiny.task)
+
+
+@pytest.mark.parametrize(
+    "tasks", [tiny.task(), [3], [tiny.task(), tiny.task()], [replace(tiny.task(), name="a@b")]]
+)
+def test_meta_training_needs_a_list_of_tasks_with_names(tasks, raises_clearly):
+    with raises_clearly("task"):
+        meta_train(MetaConfig(), tasks=tasks)
+
+
+def test_a_training_needs_its_task_again(tmp_path, raises_clearly):
+    config, task = TrainConfig(**SIZES, optimizer="slowmo:gamma=0.1"), tiny.task()
+    _, records = train(replace(config, out=tmp_path / "whole"), task)
+    assert records[0]["task"] == describe(task, OWN_TASK, 8)
+    with pytest.raises(Interrupted):
+        train(replace(config, out=tmp_path / "cut"), task, stop=lambda: True)
+    cut = tmp_path / "cut"
+    with raises_clearly("a task of its own, 'tiny'", f"laconic.resume('{cut}', task=…)"):
+        resume(cut)
+    other = plain_task("tiny", tiny.init, tiny.loss, (tiny.X + 1, tiny.Y))
+    with raises_clearly("was begun on", "and now data_sha256 is", "fixed seed"):
+        resume(cut, other)
+    assert resume(cut, tiny.task())[1][-1]["final_digests"] == records[-1]["final_digests"]
+    assert (cut / "weights.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_promotion")
+def test_meta_training_takes_tasks_of_ones_own(tmp_path, raises_clearly):
+    sizes = {"workers": 2, "local_steps": 1, "batch": 4, "steps": 2, "pairs": 1, "truncation": 2}
+    sizes |= {"shortest": 2, "longest": 4, "judge_every": 1, "judge_seeds": 1}
+    config = MetaConfig(tasks=("tiny@batch=8",), out=tmp_path / "run", **sizes)
+    with pytest.raises(Interrupted):
+        meta_train(config, tasks=[tiny.task()], stop=lambda: True)
+    with raises_clearly("a task of its own, 'tiny'", "task=…"):
+        resume(config.out)
+    _, records = resume(config.out, [tiny.task()])
+    assert records[0]["config"]["tasks"] == ["tiny@batch=8"]
+    assert records[0]["sources"] == [OWN_TASK]
+    assert records[0]["tasks"] == [describe(tiny.task(), OWN_TASK, 8)]
+    assert records[-1]["steps"] == 2
+
+
+# --- on the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_same_task_gives_the_same_bits_as_the_catalogs(here, capfd):
+    words = ["--optimizers", "local-sgd", "slowmo", "--seeds", 1, "--evaluate-every", 2]
+    for name, task in (("mine", "owndigits:make_task"), ("theirs", CATALOG)):
+        assert laconic(capfd, "compare", "--task", task, *FLAGS, *words, "--out", name)[0] == 0
+    mine, theirs = (read(here / name / "records.jsonl") for name in ("mine", "theirs"))
+    for ours, other in zip(methods(mine), methods(theirs), strict=True):
+        for what in ("train", "heldout", "params_sha256"):
+            assert ours[what] == other[what]
+    assert mine[0]["config"]["task"] == mine[0]["task"]["source"] == "owndigits:make_task"
+    assert mine[0]["task"]["name"] == "mine"
+    assert laconic(capfd, "compare", "--resume", "mine")[0] == 0
+
+
+def test_a_sweep_and_a_training_of_a_word(here, capfd):
+    sizes = [*FLAGS, "--task", "owndigits:task"]
+    assert laconic(capfd, "sweep", *sizes, "--grid", "gamma=0.5,0.1", "--out", "s")[0] == 0
+    assert len(read(here / "s" / "records.jsonl")) == 1 + 2 + 1
+    code, out, _ = laconic(capfd, "train", *sizes, "--optimizer", "slowmo", "--out", "t")
+    assert code == 0
+    assert "mine, 330 parameters" in out
+    theirs = train(TrainConfig(CATALOG, "slowmo", **SIZES, out=here / "theirs"))[1]
+    ours = read(here / "t" / "records.jsonl")[-1]
+    assert [ours[k] for k in ("loss", "heldout")] == [theirs[-1][k] for k in ("loss", "heldout")]
+    (here / "owndigits.py").write_text(DIGITS.replace("/ 255", "/ 256"))
+    del sys.modules["owndigits"]
+    shutil.rmtree(here / "__pycache__", ignore_errors=True)
+    assert_one_error(capfd, ["sweep", "--resume", "s"], ["was begun on", "functions_sha256 is"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "least"),
+    [
+        (["compare", "--optimizers", "local-sgd", "slowmo", "--seeds", 2, "--rounds", 400], 2),
+        (["train", "--optimizer", "slowmo", "--rounds", 3000, "--checkpoint-every", 20], 2),
+    ],
+)
+def test_a_killed_run_resumes_from_its_folder_alone(command, least, here):
+    sizes = ["--task", "owndigits:make_task", "--workers", 2, "--local-steps", 2, "--batch", 8]
+    whole, cut = here / "whole", here / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+        shutil.copy(here / "owndigits.py", folder)
+    finish(whole, *command, *sizes, "--out", "run")
+    kill(cut, least, 0.0, *command, *sizes, "--out", "run")
+    finish(cut, command[0], "--resume", "run")
+    if command[0] == "compare":
+        assert without_times(cut) == without_times(whole)
+    ends = [read(folder / "run" / "records.jsonl")[-1] for folder in (whole, cut)]
+    assert ends[0].get("final_digests") == ends[1].get("final_digests")
+
+
+@pytest.mark.slow
+def test_launched_workers_train_a_word_and_refuse_another_task(here):
+    pytest.importorskip("torchft", reason="the torchft engine is an extra")
+    words = ["launch", "--workers", 2, "--restarts", 0, "--patience", 60, "--", "train"]
+    words += ["--optimizer", "slowmo", "--local-steps", 2, "--batch", 8, "--rounds", 4]
+    finish(here, *words, "--task", "owndigits:make_task", "--out", "run")
+    end = read(here / "run" / "records.jsonl")[-1]
+    assert len(end["final_digests"]) == 1
+    assert len(end["workers"]) == 2
+    unseeded = "feed = laconic.make_task('digits-mlp').feed\n    import os\n"
+    unseeded += "    feed.splits['train']['y'][:9] = list(os.urandom(9))\n"
+    text = DIGITS.replace('feed = laconic.make_task("digits-mlp").feed\n', unseeded)
+    (here / "unseeded.py").write_text(text)
+    with started(here, *words, "--task", "unseeded:make_task", "--out", "other") as running:
+        running.wait(timeout=300)
+    assert running.returncode == 1
+    said = running.said.read_text()
+    assert "was begun on" in said
+    assert "and now data_sha256 is" in said
+
+
+# --- metrics of one's own -------------------------------------------------------------------------
+
+SMALL = CompareConfig(
+    optimizers=("local-sgd:gamma=0.1", "slowmo:gamma=0.1"), **SIZES, seeds=2, evaluate_every=2
+)
+
+
+def measured(metrics, rows=64):
+    data = (tiny.X, tiny.Y)
+    test = (np.resize(tiny.X, (rows, 5)), np.resize(tiny.Y, (rows, 2)))
+    return plain_task("tiny", tiny.init, tiny.loss, data, test=test, metrics=metrics)
+
+
+def norms(params, batch):
+    return {"norm of w1": jnp.linalg.norm(params["w1"]), "half loss": tiny.loss(params, batch) / 2}
+
+
+def test_a_metric_is_a_column_and_a_curve(tmp_path):
+    folder, records = compare(replace(SMALL, out=tmp_path / "run"), measured(norms, rows=300))
+    for method, row in zip(methods(records), records[-1]["rows"], strict=True):
+        heldout = {name: np.array(values) for name, values in method["heldout"].items()}
+        assert heldout["norm of w1"].shape == (2, 2)
+        np.testing.assert_allclose(heldout["half loss"], heldout["loss"] / 2, rtol=1e-6)
+        shown = {name: values[:, -1].mean() for name, values in heldout.items() if name != "loss"}
+        assert row["test_metrics"] == pytest.approx(shown)
+    table = summary_table(records)
+    assert {"test loss", "test norm of w1", "test half loss"} <= set(table.headers)
+    titles = ["Training loss", "Test loss", "Test half loss", "Test norm of w1"]
+    assert [panel.title for panel in panels(records)] == titles
+    assert len(curves_figure(records).axes) >= 4
+    page = (folder / "report.html").read_text()
+    assert "Test norm of w1" in page
+    assert "test half loss" in page
+
+
+def test_a_training_shows_its_metrics_at_the_end(tmp_path, raises_clearly):
+    config = TrainConfig(**SIZES, optimizer="slowmo", out=tmp_path / "t")
+    _, records = train(config, measured(norms))
+    assert set(records[-1]["heldout"]) == {"loss", "half loss", "norm of w1"}
+    config = replace(config, out=tmp_path / "bad")
+    with raises_clearly("the test metric 'odd' is nan after the last round", "weights are saved"):
+        train(config, measured(lambda p, b: {"odd": jnp.nan}))
+    mended = resume(config.out, measured(lambda p, b: {"odd": 1.0}))[1]
+    assert mended[-1]["heldout"]["odd"] == 1.0
+
+
+def test_a_metric_that_is_nan_is_named(tmp_path, raises_clearly):
+    odd = measured(lambda p, b: {"odd": jnp.sum(p["w1"]) * jnp.nan})
+    config, watcher = replace(SMALL, out=tmp_path / "run"), Notes()
+    with raises_clearly("the test metric 'odd' is nan after round 2", "Mend the metric"):
+        compare(config, odd, observer=watcher)
+    _, records = resume(config.out, odd, on_nan="continue")
+    assert methods(records)[0]["heldout"]["odd"] == [[None, None], [None, None]]
+    assert records[-1]["rows"][0]["test_metrics"]["odd"] is None
+
+
+def test_metrics_that_change_their_names_are_refused(tmp_path, raises_clearly):
+    def changing(params, batch):
+        return {"many" if len(batch[0]) > 100 else "few": 1.0}
+
+    with raises_clearly("the metrics are", "'many'", "'few'", "same names"):
+        compare(replace(SMALL, out=tmp_path / "run"), measured(changing, rows=260))
