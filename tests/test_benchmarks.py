@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import textbook
+from benchmarks import rounding, textbook
 from laconic.outer import LearnedOptimizer
 from tests import reference
 from tests.outer.trees import QUICK
@@ -53,6 +53,18 @@ def test_step_accuracy_prints_its_figures_as_json():
     errors = printed("step_accuracy.py --small --rounds 1 --precisions bf16x3")["errors"]
     assert set(errors) == {"lopt-a", "lagg-a"}
     assert all(1e-7 < found["bf16x3"] < 2e-5 for found in errors.values())
+
+
+@pytest.mark.slow
+def test_workers_in_programs_of_their_own_give_the_simulators_rounds():
+    """From one state after each round of a whole training, and to its end."""
+    config = rounding.TRAIN_RECIPES["digits"][1]
+    rows = list(rounding.growth(config, config.rounds))
+    assert max(row["step"] for row in rows) < 1e-6
+    assert max(row["apart"] for row in rows) < 1e-5
+    assert max(row["nudged"] for row in rows) > 1e-7  # what is compared does see a last bit
+    for row in rows:
+        assert row["apart_loss"] == pytest.approx(row["loss"], rel=1e-5)
 
 
 def test_the_textbook_agrees_with_the_reference():

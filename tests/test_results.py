@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import rounding
 from laconic.reproduce import named_experiment
 from laconic.reproduce.outcome import read_outcome, rows_of, write_outcome
 from laconic.runs.publish import results_of
@@ -138,6 +139,15 @@ def test_the_docs_show_what_the_engine_costs():
         ]
         row = rf"\| \**{name}\**[^|]* \| \**{re.escape(cells[0])}\** \| {re.escape(cells[1])} \|"
         assert re.search(row, DOCS), name
+
+
+def test_the_docs_show_how_rounding_grows():
+    figures = benchmark("rounding-cpu")
+    assert rounding.table(figures) in DOCS
+    assert max(one["step"] for one in figures["optimizers"].values()) < 1e-6
+    recipe = rounding.TRAIN_RECIPES["digits"][1]
+    for row in figures["optimizers"][recipe.optimizer]["rows"]:
+        assert row["round"] > recipe.rounds or row["apart"] < 1e-5
 
 
 def test_the_docs_tell_of_the_soak():

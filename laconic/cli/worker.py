@@ -165,7 +165,10 @@ def seat_of(config: WorkerConfig, rank: ProcessRank | None, workers: int) -> Sea
             "of this machine, or 0.0.0.0 for all of them."
         )
     reached = config.host or reached_at(config.bind, host)
-    return Seat(worker, workers, with_port(host, port), config.bind, reached, config.waits)
+    where = (with_port(host, port), config.bind, reached)
+    # workers of the launcher, or beside the Lighthouse, have the run's own token
+    yields = not config.until_eof and (config.join is not None or worker != 0)
+    return Seat(worker, workers, *where, config.waits, yields)
 
 
 def host_lighthouse(seat: Seat) -> object:

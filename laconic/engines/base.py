@@ -38,14 +38,20 @@ class Interrupted(LaconicError):
 
 @dataclass
 class Counts:
-    """Bytes an engine has sent and received so far, and its refusals by reason."""
+    """Bytes an engine has sent and received so far, and its refusals by reason.
+
+    tell: is called with a line for people at the first refusal of each kind
+    """
 
     sent: int
     received: int
     refused: dict[str, int]
+    tell: Callable[[str], None] = lambda line: None
 
-    def refuse(self, reason: str) -> None:
-        """Count one refusal."""
+    def refuse(self, reason: str, more: str = "") -> None:
+        """Count one refusal; `more` is for people."""
+        if reason not in self.refused:
+            self.tell(f"refused: {reason}{more}")
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
 

@@ -2,21 +2,28 @@
 
 Each process shows a card at every quorum: who it is, which state it holds, where it can be reached.
 The cards travel with the membership service, which is not ours and checks nothing, so they are
-signed; a card without the token is ignored and counted. Every rule here depends on the cards alone,
+signed; a card without the token is ignored and counted. A worker whose card differs from most
+others' at its start is told what differs. Every rule here depends on the cards alone,
 so all who see them decide alike.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from laconic.engines.base import Quorum
+from laconic.engines.base import Counts, Quorum
 from laconic.engines.wire import Seal
 
 LONGEST = 4096  # characters of a card
+TOKEN, SETTINGS, STRUCTURE = "token", "settings", "structure"  # in what a card may differ from ours
+WHAT_TO_DO = {
+    TOKEN: "has another token than {}: give it theirs, in LACONIC_TOKEN or with --token-file",
+    SETTINGS: "was given other settings than {}: give all of them the same words after --",
+    STRUCTURE: "runs another task or method than {}: install the same laconic and the same data",
+}
 
 
 @dataclass(frozen=True)
@@ -42,23 +49,31 @@ class Card:
     awaits: tuple[int, ...] = ()
 
     def show(self, seal: Seal) -> str:
-        """The card as signed text."""
+        """The card as text, signed for this run and with the token alone."""
         text = json.dumps(asdict(self), sort_keys=True)
-        return json.dumps([text, seal.sign(text.encode()).hex()])
+        signatures = [one.sign(text.encode()).hex() for one in (seal, seal.any_run)]
+        return json.dumps([text, *signatures])
 
     @classmethod
-    def read(cls, seal: Seal, text: str) -> "Card | None":
-        """The card in a text if it was signed with our token, else None."""
+    def read(cls, seal: Seal, text: str) -> "tuple[Card | None, str]":
+        """The card in a text, if it is one, and what is wrong with its signature, "" if nothing.
+
+        What a card with another token says may be a lie.
+        """
         try:
             if len(text) > LONGEST:
-                return None
-            body, signature = json.loads(text)
-            if not seal.verify(bytes.fromhex(signature), body.encode()):
-                return None
+                return None, TOKEN
+            body, for_run, for_any = json.loads(text)
             fields = json.loads(body)
-            return cls(**(fields | {"awaits": tuple(fields["awaits"])}))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
+            card = cls(**(fields | {"awaits": tuple(fields["awaits"])}))
+            if type(card.worker) is not int or type(card.born) is not int:
+                return None, TOKEN
+            if seal.verify(bytes.fromhex(for_run), body.encode()):
+                return card, ""
+            known = seal.any_run.verify(bytes.fromhex(for_any), body.encode())
+            return card, SETTINGS if known else TOKEN
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None, TOKEN
 
 
 class Plan(NamedTuple):
@@ -75,21 +90,43 @@ class Plan(NamedTuple):
 
 
 def accept(
-    seal: Seal, texts: Iterable[str], slots: int, structure: str, refuse: Callable[[str], None]
-) -> dict[int, Card]:
-    """The newest valid card of each worker id; the others are refused with a reason."""
+    seal: Seal, texts: Iterable[str], slots: int, structure: str, counts: Counts
+) -> tuple[dict[int, Card], list[tuple[str, Card]]]:
+    """The newest valid card of each worker id, and the cards of workers that differ, with the kind
+    of difference; all but the valid ones are refused and counted."""
     members: dict[int, Card] = {}
+    others: list[tuple[str, Card]] = []
     for text in texts:
-        card = Card.read(seal, text)
-        if card is None:
-            refuse("a stranger without the token")
+        card, wrong = Card.read(seal, text)
+        if card is not None and not wrong and card.structure != structure:
+            wrong = STRUCTURE
+        if card is None or wrong == TOKEN:
+            said = "" if card is None else f"; it says it is worker {card.worker}"
+            counts.refuse("a stranger without the token", f"{said}. Give all workers one token.")
         elif not 0 <= card.worker < slots:
-            refuse(f"worker id {card.worker} of a run with {slots}")
-        elif card.structure != structure:
-            refuse(f"worker {card.worker} runs another task or method")
+            counts.refuse(f"worker id {card.worker} of a run with {slots}")
+        elif wrong == SETTINGS:
+            counts.refuse(f"worker {card.worker} has other settings after --")
+        elif wrong == STRUCTURE:
+            counts.refuse(f"worker {card.worker} runs another task or method")
         elif _age(card) > _age(members.get(card.worker)):
             members[card.worker] = card
-    return members
+        if card is not None and wrong:
+            others.append((wrong, card))
+    return members, others
+
+
+def misfit(members: dict[int, Card], others: list[tuple[str, Card]]) -> str | None:
+    """What to do about it if those who agree with us are fewer than those who differ; in a tie,
+    the side that came last is wrong. None if we may stay."""
+    if not others or len(members) > len(others):
+        return None
+    first = lambda cards: min(card.born for card in cards)
+    if len(members) == len(others) and first(members.values()) < first(c for _, c in others):
+        return None
+    kinds = Counter(kind for kind, _ in others)
+    they = ", ".join(str(w) for w in sorted({card.worker for _, card in others})[:8])
+    return WHAT_TO_DO[kinds.most_common(1)[0][0]].format(f"the workers that are there ({they})")
 
 
 def plan(members: dict[int, Card]) -> Plan:

@@ -36,6 +36,7 @@ class Seat:
     """Worker `worker` of `workers`, who meet at `address` ("host:port").
 
     bind: where to listen · host: where others reach this process, if that differs
+    yields: whether it ends at its start if most others have another token or other settings
     """
 
     worker: int
@@ -44,6 +45,7 @@ class Seat:
     bind: str = "127.0.0.1"
     host: str = ""
     waits: Waits = field(default_factory=Waits)
+    yields: bool = False
 
 
 class EngineEntry(NamedTuple):
@@ -70,7 +72,7 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
         lost=waits.lost,
         heartbeat=min(Timeouts.heartbeat, waits.silence / 5),
     )
-    where = {"bind": seat.bind, "host": seat.host}
+    where = {"bind": seat.bind, "host": seat.host, "yields": seat.yields}
     return TorchFTEngine(seat.worker, seat.workers, seat.address, seal, timeouts=timeouts, **where)
 
 

@@ -153,8 +153,10 @@ class TorchFTEngine:
         bind: str = "127.0.0.1",
         host: str = "",
         timeouts: Timeouts = Timeouts(),
+        yields: bool = False,
     ):
-        """Listens on `bind`; `host` is where others reach it, if that differs."""
+        """Listens on `bind`; `host` is where others reach it, if that differs. `yields`: whether it
+        ends at its start if most others have another token or other settings."""
         if not 0 <= worker < slots:
             raise LaconicError(f"worker ids run from 0 to {slots - 1}, got {worker}.")
         self.slots = slots
@@ -168,6 +170,8 @@ class TorchFTEngine:
         self._host = host or reached_at(bind, split_address(lighthouse)[0])
         self._born = time.time_ns()
         self._turn = 0
+        self._yields = yields
+        self._misfits = 0  # answers in a row that said so
         self._plan: Plan | None = None
         self._awaits: tuple[int, ...] = tuple(range(slots))
         self._closers: list[StateServer | LighthouseLink] = []
@@ -221,8 +225,9 @@ class TorchFTEngine:
         if texts is None:
             self._await_peers()
             return None
-        refuse = self.counts.refuse
-        members = membership.accept(self._seal, texts, self.slots, self._structure, refuse)
+        ours = (self._seal, texts, self.slots, self._structure)
+        members, others = membership.accept(*ours, self.counts)
+        self._check_fit(members, others)
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
             raise LaconicError(
@@ -234,6 +239,15 @@ class TorchFTEngine:
             return None
         # Another card than the last one shown is the late answer to a question that timed out.
         return membership.plan(members) if mine is not None and mine.turn == self._turn else None
+
+    def _check_fit(self, members: dict[int, Card], others: list[tuple[str, Card]]) -> None:
+        """End a worker that most others refuse, before its first quorum and at the second sight of
+        them: the first may be the question of a process that is gone."""
+        starts = self._yields and self._plan is None
+        wrong = membership.misfit(members, others) if starts else None
+        self._misfits = 0 if wrong is None else self._misfits + 1
+        if self._misfits > 1:
+            raise LaconicError(f"worker {self.worker} at {self._lighthouse} {wrong}.")
 
     def _await_peers(self) -> None:
         """Wait for the old peers: a new Lighthouse knows none, and a worker would go on alone."""

@@ -124,6 +124,11 @@ class Seal:
         return cls(token.encode(), hashlib.sha256(run.encode()).digest()[:16])
 
     @cached_property
+    def any_run(self) -> "Seal":
+        """The same token without a run: it tells another token from other settings."""
+        return Seal(self.token, bytes(len(self.run)))
+
+    @cached_property
     def fold_key(self) -> np.ndarray:
         """The keys of a body's fold."""
         seed = self.sign(b"the keys of a body's fold")

@@ -90,11 +90,10 @@ def _named(
 
 
 class ServerState(NamedTuple):
-    """The outer optimizer's accumulators, and the norms that the guard remembers."""
+    """The outer optimizer's accumulators, and the guard's usual norm."""
 
     outer: Any
-    norms_W: jax.Array
-    seen: jax.Array
+    usual: jax.Array
 
 
 class Limits(NamedTuple):
@@ -120,13 +119,12 @@ class OuterServer:
 
     def init(self, params: Arrays) -> ServerState:
         """The state before the first round."""
-        fresh = guard.init_guard(0)
-        return ServerState(self._init(params), fresh.norms_W, fresh.seen)
+        return ServerState(self._init(params), guard.init_guard(0).usual)
 
     def judge(
         self, state: ServerState, replies: Sequence[Reply]
     ) -> tuple[list[Reply], list[Refused], ServerState]:
-        """The replies that may count, those that may not, and the state with the former's norms."""
+        """The replies that may count, those that may not, and the next state."""
         if not replies:
             return [], [], state
         norms_K = np.array([_norm(reply.delta) for reply in replies])
@@ -135,7 +133,7 @@ class OuterServer:
         heavy_K = self._heavy([reply.weight for reply in replies])
         codes_K = np.where(heavy_K, guard.CODE["weight"], guard.CODE["ok"]).astype(np.int32)
         K = len(replies)
-        past = guard.GuardState(state.norms_W, state.seen, jnp.zeros(K, jnp.int32))
+        past = guard.GuardState(state.usual, jnp.zeros(K, jnp.int32))
         finite_K, weights_K = np.ones(K, bool), np.ones(K, np.float32)
         verdicts_K, past = self._judge(past, norms_K, finite_K, weights_K, codes_K)
         good, bad = [], []
@@ -148,7 +146,7 @@ class OuterServer:
             else:
                 detail = f"the norm of its change, {norm:g}, is far above the usual"
                 bad.append(Refused(reply.node, "norm", detail))
-        return good, bad, ServerState(state.outer, past.norms_W, past.seen)
+        return good, bad, ServerState(state.outer, past.usual)
 
     def step(
         self,

@@ -5,7 +5,8 @@ from laconic.runs.train import TrainConfig
 TRAIN_RECIPES: dict[str, tuple[str, TrainConfig]] = {
     "digits": (
         "a small MLP on the bundled digits, by an optimizer that was trained on them",
-        TrainConfig(),
+        # at full step and for longer the loss nears 0, and there rounding grows from bits to digits
+        TrainConfig(optimizer="lopt-a-digits:scale=0.3", rounds=60),
     ),
     "digits-general": (
         "the same by lopt-a-general, which never saw digits, for longer",

@@ -77,8 +77,8 @@ class TrainConfig:
     """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
     topk:0.01+int8+ef."""
     norm_limit: float = 100.0
-    """A message whose norm is over so many times the usual is left out; near loss 0 honest ones
-    vary much."""
+    """A message whose norm is over so many times the usual is left out; the usual norm is the
+    largest median of a round so far."""
     checkpoint_every: int = 50
     """Rounds between two checkpoints; 0: only at the end."""
     out: Path | None = None
@@ -185,6 +185,7 @@ def work(
     """
     seal = _seal(token, config)
     engine = connect(seal)
+    engine.counts.tell = observer.note
     task, source = given_task(None, config.task)
     config = replace(config, out=folder)
     about = {"command": command, **_about(config, task, source, engine_name)}

@@ -1,6 +1,7 @@
 """A restarted Lighthouse knows no worker: live ones are waited for, dead ones are left behind."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -78,3 +79,35 @@ def test_what_a_lighthouse_took_along_is_asked_again_at_once(pair, lighthouse):
     lighthouse()
     assert late.quorum(1, DIGEST).workers == (0, 1)
     assert first.result(60).workers == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("seal", "said"),
+    [(Seal.of("guess", "run"), "another token"), (Seal.of("secret", "longer"), "other settings")],
+)
+def test_a_worker_that_differs_from_the_group_is_told_at_once_and_the_group_goes_on(
+    pair, seal, said, raises_clearly
+):
+    from laconic.engines.torchft import TorchFTEngine
+
+    engines, _ = pair
+    third = TorchFTEngine(1, 2, engines[0]._lighthouse, seal, yields=True)
+    lines: list[str] = []
+    for engine in engines:
+        engine.counts.tell = lines.append
+    third.open(64, STRUCTURE, lambda round, digest: None)
+
+    def ask() -> None:
+        with closing(third):  # as the loop does, and its signs of life end
+            third.quorum(0, DIGEST)
+
+    asked = ThreadPoolExecutor(1).submit(ask)
+    with ThreadPoolExecutor(2) as others:
+        for round in range(1, 100):
+            for quorum in others.map(lambda e, r=round: e.quorum(r, DIGEST), engines):
+                assert quorum.workers == (0, 1)
+            if asked.done():
+                break
+    with raises_clearly("worker 1", said, "(0, 1)"):
+        asked.result(60)
+    assert len(lines) == 2  # one line a worker

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from laconic.engines.membership import Card, accept, plan
+from laconic.engines.base import Counts
+from laconic.engines.membership import Card, accept, misfit, plan
 from laconic.engines.wire import Seal
 
 SEAL = Seal.of("secret", "run")
@@ -28,13 +29,14 @@ def card(worker: int, round: int = 5, digest: str = GOOD, **more) -> Card:
 
 
 def let_in(*texts: str) -> tuple[dict[int, Card], list[str]]:
-    reasons: list[str] = []
-    return accept(SEAL, texts, 4, "same", reasons.append), reasons
+    counts = Counts(0, 0, {})
+    members, _ = accept(SEAL, texts, 4, "same", counts)
+    return members, list(counts.refused)
 
 
 def test_a_card_survives_its_journey():
     shown = card(2, awaits=(0, 1, 3))
-    assert Card.read(SEAL, shown.show(SEAL)) == shown
+    assert Card.read(SEAL, shown.show(SEAL)) == (shown, "")
 
 
 @pytest.mark.parametrize(
@@ -47,10 +49,11 @@ def test_a_card_survives_its_journey():
         '["a", "b"]',
         '["{}", "00"]',
         card(1).show(Seal.of("guess", "run")),
-        card(1).show(Seal.of("secret", "another")),
         card(1).show(SEAL).replace("127.0.0.1", "10.0.0.9"),
-        json.dumps(["{}", SEAL.sign(b"{}").hex()]),
-        json.dumps([json.dumps({"worker": 1}), SEAL.sign(b'{"worker": 1}').hex()]),
+        json.dumps(["{}", *[SEAL.sign(b"{}").hex()] * 2]),
+        json.dumps([json.dumps({"worker": 1}), *[SEAL.sign(b'{"worker": 1}').hex()] * 2]),
+        card(1, born="x").show(SEAL),
+        "[" * 4000,
         "9" * 5000,
     ],
 )
@@ -62,10 +65,54 @@ def test_strangers_are_counted_and_kept_out(text):
 
 def test_members_of_another_size_or_task_are_kept_out():
     members, reasons = let_in(
-        card(4).show(SEAL), card(1, structure="other").show(SEAL), card(2).show(SEAL)
+        card(4).show(SEAL),
+        card(1, structure="other").show(SEAL),
+        card(3).show(Seal.of("secret", "another")),
+        card(2).show(SEAL),
     )
     assert list(members) == [2]
-    assert reasons == ["worker id 4 of a run with 4", "worker 1 runs another task or method"]
+    assert reasons == [
+        "worker id 4 of a run with 4",
+        "worker 1 runs another task or method",
+        "worker 3 has other settings after --",
+    ]
+
+
+TOKEN, SETTINGS = Seal.of("guess", "run"), Seal.of("secret", "another")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "parts"),
+    [
+        ([2], {0: TOKEN, 1: TOKEN}, ["another token", "(0, 1)", "LACONIC_TOKEN", "--token-file"]),
+        ([2], {0: SETTINGS, 1: SETTINGS}, ["other settings", "(0, 1)", "after --"]),
+        ([1], {0: TOKEN}, ["another token"]),
+        ([0], {1: TOKEN}, None),
+        ([1, 2], {0: TOKEN}, None),
+        ([0], {}, None),
+    ],
+    ids=["token", "settings", "tie, we are last", "tie, we were first", "majority", "alone"],
+)
+def test_who_is_told_to_change(ours, theirs, parts):
+    """Born in the order of their ids."""
+    texts = [card(w).show(SEAL) for w in ours] + [card(w).show(s) for w, s in theirs.items()]
+    said = misfit(*accept(SEAL, texts, 4, "same", Counts(0, 0, {})))
+    if parts is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert all(part in said for part in parts)
+
+
+def test_a_refusal_is_told_once_and_counted_each_time():
+    told: list[str] = []
+    counts = Counts(0, 0, {}, told.append)
+    for _ in range(3):
+        accept(SEAL, [card(1).show(TOKEN)], 4, "same", counts)
+    assert counts.refused == {"a stranger without the token": 3}
+    (line,) = told
+    assert "it says it is worker 1" in line
+    assert "token" in line
 
 
 def test_a_restarted_worker_replaces_its_predecessor():
