@@ -44,6 +44,24 @@ RECIPES: dict[str, tuple[str, CompareConfig]] = {
         "on a laptop",
         CompareConfig(),
     ),
+    "digits-rivals": (
+        "FedExP, DiLoCo, MuLoCo and servers over AdamW workers on the bundled digits, each at the "
+        "best of a small grid on another seed",
+        CompareConfig(
+            optimizers=(
+                "local-sgd",
+                "slowmo:gamma=0.3,beta=0.8",
+                "fedexp:gamma=0.5,eps=0",
+                "diloco:gamma=0.01,lr=0.7,momentum=0.6",
+                "diloco:gamma=0.01,lr=0.7,momentum=0.6,decay=0.1",
+                "slowmo:local=adamw,gamma=0.01,alpha=0.7,beta=0.3",
+                "fedadam:local=adamw,gamma=0.01,eta=0.003",
+                "muloco:gamma=0.01,lr=0.7,momentum=0.3",
+            ),
+            seeds=3,
+            first_seed=100,
+        ),
+    ),
     "digits-learned": (
         "the same with DiLoCo's usual numbers and an optimizer that never saw digits, on ten seeds "
         "that nothing was trained or tuned on",
