@@ -51,8 +51,9 @@ def test_one_optimizer_is_described(capfd):
 
 
 def test_lists_have_one_line_each(capfd):
-    out = laconic(capfd, "tasks")[1]
-    assert [line.split()[0] for line in out.splitlines()] == list(TASKS)
+    named, own = laconic(capfd, "tasks")[1].split("\n\n")
+    assert [line.split()[0] for line in named.splitlines()] == list(TASKS)
+    assert "--task mymodule:make_task" in own
     methods, trained, words = laconic(capfd, "optimizers")[1].split("\n\n")
     assert [line.split()[0] for line in methods.splitlines()] == list(METHODS)
     heading, *lines = trained.splitlines()

@@ -174,6 +174,10 @@ def list_tasks(argv: Sequence[str]) -> int:
     _no_arguments("tasks", argv)
     for name, entry in TASKS.items():
         _line(name, entry.description, entry.options)
+    say(
+        "\nA task of your own: --task mymodule:make_task, a Task or a function without arguments "
+        "that returns one,\nin a module of the current directory or of Python's path."
+    )
     return 0
 
 

@@ -195,7 +195,7 @@ def resume_compare(
                 f"{folder} was begun from Python with ready optimizers ({', '.join(ready)}): give "
                 f"all of its optimizers again, laconic.resume({str(folder)!r}, optimizers=(…))."
             )
-        then = config.optimizers
+        then: tuple[Any, ...] = config.optimizers
         config = replace(config, optimizers=tuple(optimizers or then))
         setting, options, methods = _parsed(replace(config, on_nan=on_nan or config.on_nan))
         if (now := spoken(config.optimizers, methods)) != then:
