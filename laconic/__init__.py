@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from laconic.meta.train import MetaTrainer, Outer
     from laconic.method import Method, Setting, local_method
     from laconic.methods import METHODS, parse_method
-    from laconic.outer import OUTER, LearnedOptimizer, OuterOptimizer, from_optax
+    from laconic.outer import (
+        OUTER,
+        LearnedOptimizer,
+        OuterOptimizer,
+        RelativeOptimizer,
+        from_optax,
+    )
     from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
     from laconic.runs.compare import CompareConfig, compare
     from laconic.runs.folder import Interrupted, Observer
@@ -61,6 +67,7 @@ __all__ = [
     "Outer",
     "OuterOptimizer",
     "Population",
+    "RelativeOptimizer",
     "Resident",
     "RoundState",
     "Server",
@@ -106,7 +113,7 @@ _HOMES = {
     "laconic.meta.estimator": "Horizon",
     "laconic.meta.problem": "Inner",
     "laconic.meta.train": "MetaTrainer Outer",
-    "laconic.outer": "LearnedOptimizer OUTER OuterOptimizer from_optax",
+    "laconic.outer": "LearnedOptimizer OUTER OuterOptimizer RelativeOptimizer from_optax",
     "laconic.runs.compare": "CompareConfig compare",
     "laconic.runs.folder": "Interrupted Observer",
     "laconic.runs.resume": "resume",

@@ -17,6 +17,7 @@ from laconic.workers import AXIS, Meshed, Simulated, weighted_mean, worker_mesh
 from tests import reference as ref
 from tests import tiny
 from tests.outer.trees import QUICK, assert_close, float64, random_theta
+from tests.zoo.made import LOPT_R, weights
 
 H, B, T = 2, 4, 10
 SGD, ADAMW = LocalOptimizer("sgd", 0.3), LocalOptimizer("adamw", 0.003)
@@ -32,6 +33,7 @@ METHODS: dict[str, Any] = {  # K → (outer optimizer, local optimizer, compress
     "local SGD": lambda K: (OUTER["average"].make(), SGD, "dense", tiny.task()),
     "LOpt-A": lambda K: (learned("lopt-a", None), SGD, "dense", tiny.task()),
     "LAgg-A": lambda K: (learned("lagg-a", K), SGD, "dense", tiny.task()),
+    "lopt-r": lambda K: (LOPT_R(weights(LOPT_R)), SGD, "dense", tiny.task()),
     "top-k": lambda K: (OUTER["average"].make(), SGD, "topk:0.3+ef", tiny.task()),
     "AdamW": lambda K: (OUTER["average"].make(), ADAMW, "dense", tiny.task()),
     "model state": lambda K: (OUTER["average"].make(), SGD, "dense", tiny.stateful_task()),

@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from laconic.architecture import RELATIVE
 from laconic.bench.timing import Step, Tick, bandwidth, compiled, medians
 from laconic.errors import LaconicError, require_positive, require_some, unknown
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import PATHS, LearnedOptimizer
+from laconic.outer.relative import RelativeOptimizer
 
-STEPPERS = ("adamw", "lopt-a", "lagg-a")
+STEPPERS = ("adamw", "lopt-a", "lagg-a")  # by default
+KNOWN = (*STEPPERS, RELATIVE)
 # What `tune` tries, one knob after another, keeping what was fastest.
 KNOBS: dict[str, tuple[Any, ...]] = {
     "lanes": (64, 128, 256),
@@ -102,7 +105,7 @@ class ServerStepConfig:
     """Models: mlp (0.1 M), matrix (10 M), resnet50 (25.6 M), vit-b (86.6 M), gpt2-medium
     (355 M)."""
     steppers: tuple[str, ...] = STEPPERS
-    """Which of adamw, lopt-a, lagg-a."""
+    """Which of adamw, lopt-a, lagg-a, lopt-r."""
     workers: int = 8
     """K, the deltas that lagg-a sees."""
     path: str = "auto"
@@ -129,7 +132,7 @@ class ServerStepConfig:
         """Refuse what is unknown before anything is compiled."""
         require_some(sizes=self.sizes, steppers=self.steppers)
         given = [("size", size, MODELS) for size in self.sizes]
-        given += [("stepper", stepper, STEPPERS) for stepper in self.steppers]
+        given += [("stepper", stepper, KNOWN) for stepper in self.steppers]
         for what, name, known in [*given, ("path", self.path, PATHS)]:
             if name not in known:
                 raise unknown(what, name, known)
@@ -155,10 +158,11 @@ def bytes_moved(stepper: str, K: int) -> int:
 
     AdamW: Δ, W, m, v in, W, m, v out. A learned step: Δ for the row and column means; Δ, W, m₁₋₃, v
     (and K deltas) for the second moments of the features; the same again for the MLP, and W, m₁₋₃,
-    v out.
+    v out. lopt-r: Δ, W, b₁₋₃, v in and b₁₋₃, v out for its inputs; the six in again, and W out.
     """
     more = K if stepper == "lagg-a" else 0
-    return 4 * (7 if stepper == "adamw" else 1 + (6 + more) + (11 + more))
+    fixed = {"adamw": 7, RELATIVE: 10 + 7}
+    return 4 * fixed.get(stepper, 1 + (6 + more) + (11 + more))
 
 
 def measure(config: ServerStepConfig, tick: Tick = lambda name: None) -> dict[str, Any]:
@@ -216,6 +220,9 @@ def _steps(
         if stepper == "adamw":
             yield stepper, adamw_step(shapes, config.steps)
             continue
+        if stepper == RELATIVE:
+            yield stepper, relative_step(shapes, config.accumulators, config.steps)
+            continue
         make = partial(learned_step, stepper, shapes, config.workers)
         yield stepper, make(config.path, config.accumulators, tuning, config.steps)
         for precision in config.precisions:
@@ -226,6 +233,19 @@ def _steps(
 def adamw_step(shapes: Sequence[tuple[int, ...]], inner: int) -> Step:
     """One step of optax's AdamW, parameters and state in place."""
     tx = optax.adamw(1e-3)
+    return _optax_step(tx, shapes, inner)
+
+
+def relative_step(shapes: Sequence[tuple[int, ...]], accumulators: str, inner: int) -> Step:
+    """One step of lopt-r on the mean, parameters and accumulators in place."""
+    learned = RelativeOptimizer()
+    theta = learned.init(jax.random.key(0))
+    return _optax_step(learned(theta, accumulators=accumulators).tx, shapes, inner)
+
+
+def _optax_step(
+    tx: optax.GradientTransformation, shapes: Sequence[tuple[int, ...]], inner: int
+) -> Step:
     params, delta = _tensors(shapes, 1), _tensors(shapes, 2)
 
     def step(both: Any, delta: Any) -> Any:

@@ -84,7 +84,7 @@ class RelativeOptimizer(RelativeArchitecture):
 
     Example:
         >>> import jax
-        >>> from laconic.outer import RelativeOptimizer
+        >>> from laconic import RelativeOptimizer
         >>> lopt_r = RelativeOptimizer()
         >>> len(lopt_r.inputs), lopt_r.weights
         (26, 517)
@@ -196,9 +196,9 @@ class _Seen(NamedTuple):
 
 
 def init_moments(param: jax.Array, dtype: Any = jnp.float32) -> Moments:
-    """Zeros."""
-    zeros = jnp.zeros(jnp.shape(param), dtype)
-    return Moments((zeros,) * len(DECAYS), zeros, jnp.float32(0))
+    """Zeros, each in memory of its own, so that a state can be donated."""
+    *b, v = (jnp.zeros(jnp.shape(param), dtype) for _ in range(len(DECAYS) + 1))
+    return Moments(tuple(b), v, jnp.zeros((), jnp.float32))
 
 
 def squared_norms(worker_deltas: Any) -> Any:

@@ -27,6 +27,7 @@ from laconic.outer.base import OuterOptimizer
 from laconic.outer.features import Ada
 from laconic.outer.layout import Split
 from laconic.outer.learned import LearnedOptimizer, LearnedState
+from laconic.outer.relative import RelativeOptimizer
 from laconic.outer.tensor import Theta
 
 AXIS = "shards"
@@ -60,7 +61,7 @@ def placements(params: Any, mesh: Mesh) -> Any:
 
 
 def sharded(
-    learned: LearnedOptimizer,
+    learned: LearnedOptimizer | RelativeOptimizer,
     theta: Theta,
     mesh: Mesh,
     *,
@@ -72,6 +73,11 @@ def sharded(
     accumulators: str = "float32",
 ) -> OuterOptimizer:
     """`learned(theta, …)` over the devices of a mesh with one axis, with the same options."""
+    if not isinstance(learned, LearnedOptimizer):
+        raise LaconicError(
+            f"{learned.architecture} has no kernels of its own: place its parameters and state on "
+            "the mesh, and a jitted update is spread over the devices by JAX."
+        )
     make = partial(learned, theta, scale=scale, weight_decay=weight_decay, fill=fill)
     make = partial(make, path=path, accumulators=accumulators)
     _axis(mesh)

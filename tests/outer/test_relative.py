@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from laconic import zoo
 from laconic.errors import LaconicError
 from laconic.outer.base import told
 from laconic.outer.relative import RelativeOptimizer, squared_norms
-from laconic.workers import weighted_mean
+from laconic.outer.sharded import sharded
+from laconic.workers import AXIS, weighted_mean, worker_mesh
 from tests import reference_relative as ref
 from tests.outer.trees import QUICK, assert_close, random_deltas, random_relative, random_tree
 from tests.zoo.made import LOPT_R, a_card, weights
@@ -260,6 +262,28 @@ def test_under_a_mask_the_others_norms_are_left_out(tmp_path):
     whole = published.optax()
     expected, _ = whole.update(PARAMS, whole.init(PARAMS), PARAMS, worker_squares=squares)
     assert_close({"wide": found["wide"]}, {"wide": expected["wide"]}, 1e-6)
+
+
+def test_its_state_can_be_donated():
+    tx = SPEC(THETA).tx
+    step = jax.jit(tx.update, donate_argnums=(1,), compiler_options=QUICK)
+    _, state = step(PARAMS, tx.init(PARAMS), PARAMS)
+    assert int(state.round) == 1
+
+
+def test_jax_spreads_it_over_devices():
+    """Parameters and state placed on a mesh: a plain jit takes the same step."""
+    mesh = worker_mesh(8)
+    place = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec(AXIS)))
+    params, delta = (place(jnp.asarray(random_tree({"w": (16, 6)}, i)["w"])) for i in (1, 2))
+    tx = SPEC(THETA).tx
+    update = jax.jit(tx.update, compiler_options=QUICK)
+    found, state = update(delta, jax.tree.map(jnp.asarray, tx.init(params)), params)
+    expected = -ref.step(THETA, ref.Tensor((16, 6)), delta, params)
+    assert_close({"w": found}, {"w": expected}, 1e-5)
+    assert len(state.moments.v.sharding.device_set) == 8
+    with pytest.raises(LaconicError, match="no kernels of its own"):
+        sharded(SPEC, THETA, mesh)
 
 
 def test_a_run_tells_what_was_left_out():
