@@ -26,7 +26,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "wide": (3, 8),
     "kernel": (3, 3, 2, 4),
 }
-SPEC = RelativeOptimizer()
+SPEC: Any = RelativeOptimizer()
 PARAMS = random_tree(SHAPES, 0)
 DELTAS = random_deltas(SHAPES, ROUNDS, K, 1)  # leaves [T, K, …]
 WEIGHTS = jnp.array([1.0, 2.0, 0.0, 1.0, 0.5])
@@ -38,7 +38,7 @@ THETA = random_relative(SPEC.shapes, 7)
 
 def scan(spec: Any, theta: Any, params: Any, means: Any, seen: Any, weights: Any) -> Any:
     """Changes and states of all rounds; `seen` are keywords of update, leaves [T, …]."""
-    tx = spec(theta).tx
+    tx: Any = spec(theta).tx
 
     def body(carry: Any, now: Any) -> Any:
         params, state = carry
@@ -222,7 +222,7 @@ def test_half_the_memory_for_accumulators_of_bfloat16():
 
 
 def test_scale_and_weight_decay():
-    tx = SPEC(THETA, scale=0.5, weight_decay=0.1).tx
+    tx: Any = SPEC(THETA, scale=0.5, weight_decay=0.1).tx
     changes, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     for name, p in PARAMS.items():
         expected = -0.5 * ref.step(THETA, ref.Tensor(p.shape), p, p) - 0.1 * p
@@ -232,10 +232,10 @@ def test_scale_and_weight_decay():
 def test_published_it_skips_what_is_not_finite(tmp_path):
     """As an optax optimizer: the same steps, and a round with NaN changes nothing at all."""
     zoo.publish(tmp_path / "x.safetensors", LOPT_R, weights(LOPT_R), a_card(LOPT_R))
-    guarded = zoo.load(tmp_path / "x.safetensors").optax(rounds=9)
-    tx = LOPT_R(weights(LOPT_R), rounds=9).tx
-    update = jax.jit(guarded.update, compiler_options=QUICK)
-    plain = jax.jit(tx.update, compiler_options=QUICK)
+    guarded: Any = zoo.load(tmp_path / "x.safetensors").optax(rounds=9)
+    tx: Any = LOPT_R(weights(LOPT_R), rounds=9).tx
+    update: Any = jax.jit(guarded.update, compiler_options=QUICK)
+    plain: Any = jax.jit(tx.update, compiler_options=QUICK)
     means, seen = means_of(DELTAS), jax.vmap(squared_norms)(DELTAS)
     state, expected_state = guarded.init(PARAMS), tx.init(PARAMS)
     for t in range(3):
@@ -254,10 +254,10 @@ def test_published_it_skips_what_is_not_finite(tmp_path):
 
 def test_under_a_mask_the_others_norms_are_left_out(tmp_path):
     zoo.publish(tmp_path / "x.safetensors", LOPT_R, weights(LOPT_R), a_card(LOPT_R))
-    published = zoo.load(tmp_path / "x.safetensors")
+    published: Any = zoo.load(tmp_path / "x.safetensors")
     mask = {name: name == "wide" for name in SHAPES}
     squares = squared_norms({n: d[0] for n, d in DELTAS.items()})
-    masked = optax.masked(published.optax(), mask)
+    masked: Any = optax.masked(published.optax(), mask)
     found, _ = masked.update(PARAMS, masked.init(PARAMS), PARAMS, worker_squares=squares)
     whole = published.optax()
     expected, _ = whole.update(PARAMS, whole.init(PARAMS), PARAMS, worker_squares=squares)
@@ -265,8 +265,8 @@ def test_under_a_mask_the_others_norms_are_left_out(tmp_path):
 
 
 def test_its_state_can_be_donated():
-    tx = SPEC(THETA).tx
-    step = jax.jit(tx.update, donate_argnums=(1,), compiler_options=QUICK)
+    tx: Any = SPEC(THETA).tx
+    step: Any = jax.jit(tx.update, donate_argnums=(1,), compiler_options=QUICK)
     _, state = step(PARAMS, tx.init(PARAMS), PARAMS)
     assert int(state.round) == 1
 
@@ -276,8 +276,8 @@ def test_jax_spreads_it_over_devices():
     mesh = worker_mesh(8)
     place = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec(AXIS)))
     params, delta = (place(jnp.asarray(random_tree({"w": (16, 6)}, i)["w"])) for i in (1, 2))
-    tx = SPEC(THETA).tx
-    update = jax.jit(tx.update, compiler_options=QUICK)
+    tx: Any = SPEC(THETA).tx
+    update: Any = jax.jit(tx.update, compiler_options=QUICK)
     found, state = update(delta, jax.tree.map(jnp.asarray, tx.init(params)), params)
     expected = -ref.step(THETA, ref.Tensor((16, 6)), delta, params)
     assert_close({"w": found}, {"w": expected}, 1e-5)

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ def test_rounds_like_jax_and_the_twin(path, told, shares, gathered):
     update = jax.jit(tx.update, compiler_options=QUICK)
     state, now = tx.init(PARAMS), {n: jnp.asarray(p) for n, p in PARAMS.items()}
     twins = {name: ref.Tensor(p.shape) for name, p in PARAMS.items()}
-    there = {name: np.float64(p) for name, p in PARAMS.items()}
+    there: Any = {name: np.float64(p) for name, p in PARAMS.items()}
     for t in range(ROUNDS):
         found = change(outer, params, t, shares, gathered)
         mean = {n: np.float32(mean_of(n, t, shares)) for n in SHAPES}
@@ -93,6 +94,7 @@ def test_a_mean_alone_a_part_and_a_copy(path):
     a state saved and loaded goes on to the same bits."""
     params, few = params_of(torch.float32), params_of(torch.float32)[2:]
     outer, part = LearnedOuter(params, path), LearnedOuter(few, path)
+    whole: Any = {}
     for t in range(3):
         whole = change(outer, params, t, gathered=False)
         for p, name in zip(few, list(SHAPES)[2:], strict=True):
@@ -144,6 +146,7 @@ def test_it_needs_no_jax(path):
     """And the counts that it is told are checked."""
     code = f"""
 import sys
+from typing import Any
 sys.modules["jax"] = None
 import torch
 from laconic.errors import LaconicError
