@@ -77,7 +77,7 @@ BY_LINE = {  # other flags for a line with this part
     "sweep slowmo": f"{POINT} alpha=1 beta=0.5",
     "sweep sign-momentum": f"{POINT} rate=0.003 beta=0.9",
     "sweep federated-fedadam": f"{POINT} eta=0.01",
-    "sweep scaffold": f"{POINT} eta=1",
+    "sweep scaffold": POINT,
     "sweep fedlopt": f"{POINT} scale=1 weight_decay=0",
 }
 
