@@ -51,7 +51,10 @@ def filled(words: list[str], folder: Path) -> list[str]:
         if "…" not in word:
             return word
         path, colon, options = word.partition(":")
-        found = sorted(glob(path.replace("…", "*"), root_dir=folder))
+        found = sorted(
+            glob(path.replace("…", "*"), root_dir=folder),
+            key=lambda name: (folder / name).stat().st_mtime,
+        )
         return found[-1] + colon + options if found else word
 
     return [one(word) for word in words]
