@@ -1,11 +1,13 @@
 """The fixed splits of a data set: "train", "valid" and "outer_valid" of its train file; "test"."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from laconic.data.feed import Feed, Resident
+from laconic.errors import LaconicError
 
 SEED = 20240604  # changing it changes every published number
 
@@ -43,6 +45,49 @@ def undivided(dataset: Dataset) -> Dataset:
         for field in ("x", "y")
     }
     return dataset._replace(feed=Resident({"train": train, "test": parts["test"]}))
+
+
+def pooled(dataset: Dataset, by: int) -> Dataset:
+    """The same images made smaller: the rounded mean of every square of `by` × `by` pixels."""
+    height, width = image_shape(dataset)[:2]
+    if height % by or width % by:
+        raise LaconicError(
+            f"images of {height}×{width} have no squares of {by}×{by}: choose a pool that divides "
+            "both."
+        )
+
+    def smaller(arrays: dict) -> dict:
+        x = np.asarray(arrays["x"])
+        squares = x.reshape(len(x), height // by, by, width // by, by, x.shape[-1])
+        return arrays | {"x": jnp.asarray(np.rint(squares.mean((2, 4))).astype(np.uint8))}
+
+    return _each_split(dataset, smaller, dataset.classes)
+
+
+HALVES = ("first", "second")
+
+
+def half_of_classes(dataset: Dataset, which: str) -> Dataset:
+    """Only the examples of the first or the second half of the classes, labelled from 0."""
+    middle = dataset.classes // 2
+    begin, end = (0, middle) if which == "first" else (middle, dataset.classes)
+
+    def kept(arrays: dict) -> dict:
+        labels = np.asarray(arrays["y"])
+        rows = np.flatnonzero((labels >= begin) & (labels < end))
+        return {
+            "x": jnp.asarray(np.asarray(arrays["x"])[rows]),
+            "y": jnp.asarray(labels[rows]) - begin,
+        }
+
+    return _each_split(dataset, kept, end - begin)
+
+
+def _each_split(dataset: Dataset, change: Callable[[dict], dict], classes: int) -> Dataset:
+    if not isinstance(dataset.feed, Resident):
+        raise LaconicError("streamed images are read as they are: leave out pool and half.")
+    splits = {split: change(arrays) for split, arrays in dataset.feed.splits.items()}
+    return dataset._replace(feed=Resident(splits), classes=classes)
 
 
 def image_dataset(

@@ -57,7 +57,7 @@ def backprop(
     def init(theta: Theta, key: jax.Array) -> Runs:
         clock = start_clocks(pairs, horizon, jax.random.fold_in(key, 0))
         keys_N3 = group_keys(clock, jax.random.fold_in(key, 1))
-        return Runs(begin_all(problem, theta, keys_N3[:, 1]), clock)
+        return Runs(begin_all(problem, theta, keys_N3[:, 1], clock), clock)
 
     def estimate(theta: Theta, state: Runs, key: jax.Array) -> tuple[Theta, Runs, Metrics]:
         keys_N3 = group_keys(state.clock, key)
@@ -68,7 +68,7 @@ def backprop(
             losses_N
         )
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
-        runs = where_N(over_N, begin_all(problem, theta, keys_N3[:, 1]), runs)
+        runs = where_N(over_N, begin_all(problem, theta, keys_N3[:, 1], clock), runs)
         # Behind the ceiling a diverged run's gradient is 0·∞: such a run teaches nothing.
         sound_N = jax.vmap(lambda g: jnp.isfinite(optax.tree.norm(g)))(gradients_N)
         gradients_N = where_N(sound_N, gradients_N, jax.tree.map(jnp.zeros_like, gradients_N))

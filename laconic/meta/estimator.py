@@ -131,6 +131,7 @@ def where_N(flag_N: jax.Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(pick, yes, no)
 
 
-def begin_all(problem: InnerProblem, theta: Theta, keys_N: jax.Array) -> Any:
-    """A new run for every group, leaves [N, …]."""
-    return jax.vmap(lambda key: problem.begin(theta, key))(keys_N)
+def begin_all(problem: InnerProblem, theta: Theta, keys_N: jax.Array, clock: Clock) -> Any:
+    """A new run for every group, leaves [N, …], as long as its clock says."""
+    begin = lambda key, rounds: problem.lasting(problem.begin(theta, key), rounds)
+    return jax.vmap(begin)(keys_N, clock.horizon)

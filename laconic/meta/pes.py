@@ -1,5 +1,5 @@
-"""Persistent evolution strategies (Vicol et al., 2021; the paper's Algorithm 2), and plain
-evolution strategies.
+"""Persistent evolution strategies (Vicol et al., 2021; the paper's Algorithm 2), plain evolution
+strategies, and noise-reuse evolution strategies (Li et al., 2023).
 
 N antithetic pairs, σ the perturbations' standard deviation. In each truncation of T rounds a pair
 draws ε ~ N(0, σ²I), goes on with its two runs under φ + ε and φ − ε on the same data, and sees
@@ -7,11 +7,13 @@ their mean losses L⁺ and L⁻:
 
     ξ ← ξ + ε        (PES: all that perturbed this run so far; 0 when it begins anew)
     ξ ← ε            (ES: only this truncation's)
+    ξ = ε            (NRES: drawn when a run begins, and held until it ends)
     g = 1/N Σ ξ·(L⁺ − L⁻) / (2σ²)
 
 PES is an unbiased estimate of the gradient of the smoothed loss of whole runs; ES forgets how
 earlier truncations led to this one, which makes it short-sighted unless a truncation is a whole
-run. N pairs are the paper's 2N particles.
+run. NRES is unbiased as PES is, and where losses are smooth in φ its variance does not grow with
+the number of truncations. N pairs are the paper's 2N particles.
 """
 
 from collections.abc import Callable
@@ -76,17 +78,35 @@ def es(
     return _antithetic(problem, _forget, pairs, truncation, sigma, horizon, reset_diverged)
 
 
-def _persist(xi: jax.Array, eps: jax.Array) -> jax.Array:
-    return xi + eps
+def nres(
+    problem: InnerProblem,
+    *,
+    pairs: int = 8,
+    truncation: int = 50,
+    sigma: float = 0.01,
+    horizon: Horizon = Horizon(),
+    reset_diverged: bool = True,
+) -> GradientEstimator:
+    """Noise-reuse evolution strategies: a pair keeps one perturbation for the whole of its run."""
+    return _antithetic(problem, _reuse, pairs, truncation, sigma, horizon, reset_diverged)
 
 
-def _forget(xi: jax.Array, eps: jax.Array) -> jax.Array:
-    return eps
+def _persist(xi: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return eps, xi + eps
+
+
+def _forget(xi: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return eps, eps
+
+
+def _reuse(xi: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    held = jnp.where(xi == 0, eps, xi)  # ξ is 0 where a run has just begun
+    return held, held
 
 
 def _antithetic(
     problem: InnerProblem,
-    remember: Callable[[jax.Array, jax.Array], jax.Array],
+    remember: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
     pairs: int,
     truncation: int,
     sigma: float,
@@ -99,20 +119,22 @@ def _antithetic(
     def init(theta: Theta, key: jax.Array) -> Pairs:
         clock = start_clocks(pairs, horizon, jax.random.fold_in(key, 0))
         keys_N3 = group_keys(clock, jax.random.fold_in(key, 1))
-        return Pairs(twice(begin_all(problem, theta, keys_N3[:, 1])), _zeros(theta, pairs), clock)
+        runs = begin_all(problem, theta, keys_N3[:, 1], clock)
+        return Pairs(twice(runs), _zeros(theta, pairs), clock)
 
     def estimate(theta: Theta, state: Pairs, key: jax.Array) -> tuple[Theta, Pairs, Metrics]:
         keys_N3 = group_keys(state.clock, key)
         eps = jax.vmap(partial(perturbation, theta, sigma))(keys_N3[:, 0])
+        pairs_of = jax.tree.map(remember, state.xi, eps)
+        eps, xi = jax.tree.transpose(jax.tree.structure(theta), None, pairs_of)
         runs, losses_N2 = jax.vmap(partial(_unroll_pair, problem, theta, truncation))(
             state.runs, eps
         )
-        xi = jax.tree.map(remember, state.xi, eps)
         gradient = jax.tree.map(partial(_correlate, losses_N2, sigma), xi)
         hopeless_N = jnp.all(losses_N2 >= problem.ceiling * (1 - 1e-6), axis=1) & reset_diverged
         hopeless_N |= ~jnp.all(jnp.isfinite(losses_N2), axis=1)
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
-        fresh = twice(begin_all(problem, theta, keys_N3[:, 1]))
+        fresh = twice(begin_all(problem, theta, keys_N3[:, 1], clock))
         runs, xi = where_N(over_N, (fresh, _zeros(xi, None)), (runs, xi))
         return gradient, Pairs(runs, xi, clock), Metrics(jnp.mean(losses_N2, axis=1), over_N)
 

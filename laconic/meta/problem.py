@@ -19,7 +19,9 @@ from laconic.compress import parse_compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_examples, require_positive
 from laconic.federated.population import Bank, Federated, bank_for, draw_population
+from laconic.outer.base import OuterOptimizer
 from laconic.outer.learned import LearnedOptimizer, Theta
+from laconic.outer.relative import RelativeOptimizer
 from laconic.round import (
     Items,
     RoundState,
@@ -33,6 +35,7 @@ from laconic.round import (
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
+Learned = LearnedOptimizer | RelativeOptimizer
 VALIDATION = 1 << 20  # a round's stream beside the workers' own, whose ids are smaller
 
 
@@ -40,13 +43,15 @@ class InnerProblem(NamedTuple):
     """begin: (φ, key) → run · draw: (run, rounds) → items [rounds, …] · unroll: (φ, run, items) →
     (run, losses).
 
-    `ceiling` is where a loss is cut off, and what a NaN counts as; ∞ if nothing is cut.
+    `ceiling` is where a loss is cut off, and what a NaN counts as; ∞ if nothing is cut. `lasting`
+    tells a run that has just begun how many rounds it will last: (run, rounds) → run.
     """
 
     begin: Callable[[Theta, jax.Array], Any]
     draw: Callable[[Any, int], Any]
     unroll: Callable[[Theta, Any, Any], tuple[Any, jax.Array]]
     ceiling: float = math.inf
+    lasting: Callable[[Any, jax.Array], Any] = lambda run, rounds: run
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,9 @@ class Inner:
             a population, K·B.
         federated: the population that the K workers of a round are sampled from; its epochs decide
             H, and every run has its own partition of the data.
+        spread: 0: every run has this setting. From 1 on it is the largest of a family: every run
+            draws its K, H, share of the examples and a local learning rate up to so many times
+            smaller or larger, and the objective is that of `laconic.meta.varied`.
 
     Example:
         >>> from laconic import Inner
@@ -82,6 +90,7 @@ class Inner:
     dropout: float = 0.0
     objective: Literal["train", "valid"] = "train"
     federated: Federated = field(default_factory=Federated)
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         require_positive(workers=self.workers, local_steps=self.local_steps, batch=self.batch)
@@ -96,6 +105,15 @@ class Inner:
             raise LaconicError(
                 "dropout is given twice, of the task and of its population; leave one out."
             )
+        if self.spread and not 1 <= self.spread < math.inf:
+            raise LaconicError(
+                f"spread is how many times a run's rate may be smaller or larger, at least 1, or 0 "
+                f"for one setting; got {self.spread}."
+            )
+        if self.spread and (self.dropout or self.federated.active):
+            raise LaconicError(
+                "a spread draws the workers of every run: leave dropout and populations out."
+            )
         parse_compressor(self.compress)
 
     def bank(self, task: Task) -> Bank | None:
@@ -107,7 +125,7 @@ class Inner:
 
 
 def training_problem(
-    task: Task, learned: LearnedOptimizer, inner: Inner, bank: Bank | None = None
+    task: Task, learned: Learned, inner: Inner, bank: Bank | None = None
 ) -> InnerProblem:
     """Communication rounds on `task` with the outer optimizer `learned(φ)`.
 
@@ -120,9 +138,7 @@ def training_problem(
     workers = Simulated(local_client(task, inner.local.optax()), parse_compressor(inner.compress))
 
     def server_of(theta: Theta) -> Server:
-        return Server(
-            learned(theta, path="tensorwise")
-        )  # passes over a whole model pay for larger ones
+        return Server(outer_of(learned, theta, K, inner.local_steps))
 
     def begin(theta: Theta, key: jax.Array) -> RoundState:
         return init_round(
@@ -168,12 +184,21 @@ def training_problem(
     return InnerProblem(begin, draw, unroll, ceiling)
 
 
+def outer_of(
+    learned: Learned, theta: Theta, workers: Any, local_steps: Any, rounds: Any = None
+) -> OuterOptimizer:
+    """The outer optimizer with weights φ, told what it can make use of; a traced 0 is unknown."""
+    if isinstance(learned, RelativeOptimizer):
+        return learned(theta, workers=workers, local_steps=local_steps, rounds=rounds)
+    return learned(theta, path="tensorwise")  # passes over a whole model pay for larger ones
+
+
 def capped(losses: jax.Array, ceiling: float) -> jax.Array:
     """Losses within [0, ceiling]; NaN counts as the ceiling."""
     return jnp.clip(jnp.where(jnp.isnan(losses), ceiling, losses), 0, ceiling)
 
 
-def check_fits(task: Task, learned: LearnedOptimizer, inner: Inner) -> None:
+def check_fits(task: Task, learned: Learned, inner: Inner) -> None:
     """Refuse what cannot be unrolled before anything is compiled."""
     if not isinstance(task.feed, Resident):
         raise LaconicError(

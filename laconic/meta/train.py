@@ -23,9 +23,17 @@ from laconic.errors import LaconicError, require_counts, require_positive, unkno
 from laconic.federated.population import Bank
 from laconic.meta.backprop import backprop
 from laconic.meta.estimator import GradientEstimator, Horizon, Metrics
-from laconic.meta.pes import es, pes
-from laconic.meta.problem import Inner, capped, check_fits, training_problem
-from laconic.outer.learned import LearnedOptimizer, Theta
+from laconic.meta.pes import es, nres, pes
+from laconic.meta.problem import (
+    Inner,
+    InnerProblem,
+    Learned,
+    capped,
+    check_fits,
+    training_problem,
+)
+from laconic.meta.varied import varied_problem
+from laconic.outer.learned import Theta
 from laconic.tasks.base import Task
 
 
@@ -41,6 +49,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "pes": Estimator(pes, "persistent evolution strategies: unbiased over truncations"),
     "es": Estimator(
         es, "evolution strategies on each truncation alone: less variance, short-sighted"
+    ),
+    "nres": Estimator(
+        nres, "evolution strategies with one perturbation for a whole run: unbiased, smooth losses"
     ),
     "backprop": Estimator(
         backprop, "backpropagation through each truncation: exact within it, much memory"
@@ -190,6 +201,7 @@ class MetaTrainer:
         inners: each task's setting.
         outer: how φ is trained.
         mesh: devices to spread the pairs over; None: one device.
+        judged: tasks and settings to judge φ on; None: those it is trained on.
 
     Example::
 
@@ -203,23 +215,24 @@ class MetaTrainer:
     def __init__(
         self,
         tasks: Sequence[Task],
-        learned: LearnedOptimizer,
+        learned: Learned,
         inners: Sequence[Inner],
         outer: Outer,
         mesh: Mesh | None = None,
+        judged: tuple[Sequence[Task], Sequence[Inner]] | None = None,
     ):
-        for task, inner in zip(tasks, inners, strict=True):
+        judged_tasks, judged_inners = judged or (tasks, inners)
+        for task, inner in zip((*tasks, *judged_tasks), (*inners, *judged_inners), strict=True):
             check_fits(task, learned, inner)
         if mesh is not None and outer.pairs % mesh.size:
             raise LaconicError(
                 f"{outer.pairs} pairs do not divide over {mesh.size} devices; choose a multiple."
             )
-        banks = [inner.bank(task) for task, inner in zip(tasks, inners, strict=True)]
-        self.inners = tuple(settled(inner, bank) for inner, bank in zip(inners, banks, strict=True))
         self.learned, self.outer, self.mesh = learned, outer, mesh
         self._adamw = outer.adamw()
-        self.tasks = self._everywhere(tuple(tasks))
-        self._data = self.tasks, self._everywhere(tuple(banks))
+        self._data, self.inners = self._settled(tasks, inners)
+        self._judged = (self._data, self.inners) if judged is None else self._settled(*judged)
+        self.tasks = self._data[0]
         whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._start = jax.jit(self._init, out_shardings=self._shardings())
         self._advance = jax.jit(
@@ -228,6 +241,7 @@ class MetaTrainer:
         self._judge = jax.jit(
             self._curves, static_argnames=("seeds", "rounds"), out_shardings=whole
         )
+        self._untrained: list[np.ndarray] | None = None
         self._collect = jax.jit(lambda state: state, out_shardings=whole)
 
     @property
@@ -260,13 +274,38 @@ class MetaTrainer:
         return self._advance(self._data, state)
 
     def judge(self, theta: Theta, seeds: int = 4, rounds: int | None = None) -> list[np.ndarray]:
-        """Capped loss curves [seeds, rounds] on each task, from seeds that neither training nor
-        people use."""
+        """Capped loss curves [seeds, rounds] on each task to judge on, from seeds that neither
+        training nor people use."""
         rounds = rounds or self.outer.horizon.longest
         return [
             np.asarray(curves)
-            for curves in self._judge(self._data, theta, seeds=seeds, rounds=rounds)
+            for curves in self._judge(self._judged[0], theta, seeds=seeds, rounds=rounds)
         ]
+
+    def score(self, curves: Sequence[np.ndarray]) -> float:
+        """How bad the φ of these curves is, see `score`. Where settings are drawn the losses are
+        logarithms, and the score is their mean difference from those of the untrained φ: below 0
+        is better than that."""
+        if not any(inner.spread for inner in self._judged[1]):
+            return score(curves, self._judged[0][0], self.outer.horizon)
+        if self._untrained is None:
+            untrained = self._everywhere(self.learned.init(jax.random.key(0)))
+            self._untrained = self.judge(untrained, *curves[0].shape)
+        differences = map(np.subtract, curves, self._untrained)
+        return float(np.mean([difference.mean() for difference in differences]))
+
+    def _settled(
+        self, tasks: Sequence[Task], inners: Sequence[Inner]
+    ) -> tuple[AllData, tuple[Inner, ...]]:
+        """Tasks and their partitions on the devices, and their settings."""
+        banks = [inner.bank(task) for task, inner in zip(tasks, inners, strict=True)]
+        found = tuple(settled(inner, bank) for inner, bank in zip(inners, banks, strict=True))
+        return (self._everywhere(tuple(tasks)), self._everywhere(tuple(banks))), found
+
+    def _problem(self, data: Data, inner: Inner) -> InnerProblem:
+        if inner.spread:
+            return varied_problem(data[0], self.learned, inner)
+        return training_problem(data[0], self.learned, inner, data[1])
 
     def _everywhere(self, tree: Any) -> Any:
         return (
@@ -286,7 +325,7 @@ class MetaTrainer:
     def _estimator(self, data: Data, inner: Inner) -> GradientEstimator:
         o = self.outer
         return ESTIMATORS[o.estimator].make(
-            training_problem(data[0], self.learned, inner, data[1]),
+            self._problem(data, inner),
             pairs=o.pairs,
             truncation=o.truncation,
             sigma=o.sigma,
@@ -354,18 +393,18 @@ class MetaTrainer:
 
     def _curves(self, data: AllData, theta: Theta, seeds: int, rounds: int) -> list[jax.Array]:
         def one(own: Data, inner: Inner) -> jax.Array:
-            problem = training_problem(own[0], self.learned, inner, own[1])
+            problem = self._problem(own, inner)
 
             def run(seed: jax.Array) -> jax.Array:
-                state = problem.begin(theta, jax.random.key(seed))
-                _, losses_T = problem.unroll(theta, state, problem.draw(state, rounds))
+                run = problem.begin(theta, jax.random.key(seed))
+                run = problem.lasting(run, jnp.int32(rounds))
+                _, losses_T = problem.unroll(theta, run, problem.draw(run, rounds))
                 return capped(losses_T, problem.ceiling)
 
             return jax.vmap(run)(JUDGED_SEEDS + jnp.arange(seeds))
 
-        return [
-            one(own, inner) for own, inner in zip(zip(*data, strict=True), self.inners, strict=True)
-        ]
+        rows = zip(zip(*data, strict=True), self._judged[1], strict=True)
+        return [one(own, inner) for own, inner in rows]
 
 
 def settled(inner: Inner, bank: Bank | None) -> Inner:

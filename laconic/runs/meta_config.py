@@ -8,9 +8,10 @@ from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError, unknown
 from laconic.federated.population import KINDS, Federated
 from laconic.meta.estimator import Horizon
-from laconic.meta.problem import Inner
+from laconic.meta.problem import Inner, Learned
 from laconic.meta.train import Outer
 from laconic.outer.learned import LearnedOptimizer
+from laconic.outer.relative import RelativeOptimizer
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,9 @@ class MetaConfig:
         MetaConfig(architecture="lagg-a", tasks=("digits-mlp",), batch=16, steps=1500, pairs=4)
     """
 
-    architecture: Literal["lopt-a", "lagg-a", "lopt", "lagg"] = "lopt-a"
-    """What it sees: lopt-a the mean delta, lagg-a every worker's; without -a no accumulators."""
+    architecture: Literal["lopt-a", "lagg-a", "lopt", "lagg", "lopt-r"] = "lopt-a"
+    """What it sees: lopt-a the mean delta, lagg-a every worker's; without -a no accumulators.
+    lopt-r sees ratios, and decides the length of a Nesterov step tensor by tensor."""
     tasks: tuple[str, ...] = ("fmnist-mlp2",)
     """What to train on: names from `laconic tasks`, or tasks of your own as mymodule:make_task; a
     task's own numbers follow an @, as in cifar10-cnn@workers=4,local_steps=2,batch=64,gamma=0.1 or
@@ -53,10 +55,14 @@ class MetaConfig:
     fresh partition."""
     objective: Literal["train", "valid"] = "train"
     """The meta-loss: the workers' train loss, or the validation loss after each server step."""
+    spread: float = 0.0
+    """0: every run has its task's setting. From 1 on each run draws its own up to that: K, H, its
+    examples, and a local rate up to so many times smaller or larger; the meta-loss is then the
+    logarithm of train and validation loss, whatever --objective says."""
     steps: int = 6000
     """Outer steps, over which the learning rate is scheduled."""
     estimator: str = "pes"
-    """How the meta-gradient is estimated: pes, es or backprop."""
+    """How the meta-gradient is estimated: pes, es, nres or backprop."""
     pairs: int = 8
     """Antithetic pairs of runs for each task."""
     truncation: int = 25
@@ -94,8 +100,14 @@ class MetaConfig:
     deepest: int = 0
     """Matrices of a model beyond which all its steps shrink in proportion; 0: whole steps
     everywhere, as the paper."""
+    nominal_rate: float = 0.8
+    """The rate of the Nesterov step that lopt-r begins with."""
+    nominal_momentum: float = 0.9
+    """The momentum of that step: 0.5, 0.9 or 0.99."""
     seed: int = 0
     """Seed of φ, of perturbations and of everything the runs draw."""
+    judge_tasks: tuple[str, ...] = ()
+    """Tasks to judge φ on, written as --tasks are; none: on held-out seeds of those."""
     judge_every: int = 500
     """Outer steps between two looks at held-out seeds; the best φ so far is kept."""
     judge_seeds: int = 4
@@ -111,8 +123,10 @@ class MetaConfig:
     out: Path | None = None
     """The folder to write, new or empty; by default runs/meta-RECIPE-TIME."""
 
-    def learned(self) -> LearnedOptimizer:
+    def learned(self) -> Learned:
         """The architecture to train; LAgg needs one K for all tasks."""
+        if self.architecture == "lopt-r":
+            return RelativeOptimizer(self.nominal_rate, self.nominal_momentum)
         gathers = self.architecture.startswith("lagg")
         K = self.inners()[0].workers if gathers else None
         shared = {
@@ -125,6 +139,10 @@ class MetaConfig:
         if not self.tasks:
             raise LaconicError("meta-training needs at least one task.")
         return [parse_inner(spec, self) for spec in self.tasks]
+
+    def judged(self) -> list[Inner]:
+        """The settings of the tasks that φ is judged on, if others than those of training."""
+        return [parse_inner(spec, self) for spec in self.judge_tasks]
 
     def outer(self) -> Outer:
         """How φ is trained."""
@@ -144,6 +162,7 @@ TASK_OPTIONS: dict[str, type] = {
     "compress": str,
     "dropout": float,
     "objective": str,
+    "spread": float,
 }
 POPULATION_OPTIONS = {
     name: kind for name, kind in KINDS.items() if name not in TASK_OPTIONS

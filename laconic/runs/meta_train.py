@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from laconic.errors import LaconicError, require_seed
-from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh, score
+from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh
 from laconic.outer.learned import Theta
 from laconic.runs.folder import (
     Interrupted,
@@ -45,6 +45,7 @@ from laconic.zoo import load
 
 LOOK_SECONDS = 0.5  # outer steps are sent off in bursts of about this long, then looked at
 LABEL = "meta-training"
+LEARNED_AS = ("workers", "hidden", "time")  # the other options change nothing about what φ is
 T = TypeVar("T")
 
 
@@ -318,11 +319,17 @@ def _prepare(
         )
     require_seed(config.seed)
     learned, inners, outer = config.learned(), config.inners(), config.outer()
+    judged = config.judged()
+    mixed = len({inner.spread > 0 for inner in judged or inners}) > 1
+    if mixed:
+        raise LaconicError("the tasks to judge φ on must all have a spread, or none of them.")
     mesh = group_mesh(config.devices) if max(config.devices, jax.process_count()) > 1 else None
-    made = {name: given_task(own.get(name), name) for name in dict.fromkeys(i.task for i in inners)}
+    names = dict.fromkeys(inner.task for inner in (*inners, *judged))
+    made = {name: given_task(own.get(name), name) for name in names}
     described = [describe(*made[inner.task], inner.batch) for inner in inners]
-    tasks = [made[inner.task][0] for inner in inners]
-    return MetaTrainer(tasks, learned, inners, outer, mesh), described
+    of = lambda some: [made[inner.task][0] for inner in some]
+    held_out = (of(judged), judged) if judged else None
+    return MetaTrainer(of(inners), learned, inners, outer, mesh, held_out), described
 
 
 def _call(config: MetaConfig, own_tasks: bool) -> str:
@@ -345,12 +352,8 @@ def _initial(config: MetaConfig) -> Theta | None:
     if config.init is None:
         return None
     found, wanted = load(config.init), config.learned()
-    for what in (
-        "architecture",
-        "workers",
-        "hidden",
-        "time",
-    ):  # the others change nothing about what φ is
+    own = ("hidden", "rate", "momentum") if config.architecture == "lopt-r" else LEARNED_AS
+    for what in ("architecture", *own):
         theirs, ours = getattr(found.learned, what), getattr(wanted, what)
         if theirs != ours:
             raise LaconicError(
@@ -459,7 +462,7 @@ def _judge(run: MetaRun) -> None:
     )
     for which, theta in candidates.items():
         curves = run.trainer.judge(theta, run.config.judge_seeds)
-        value = score(curves, run.trainer.tasks, run.trainer.outer.horizon)
+        value = run.trainer.score(curves)
         better = value < run.best.score
         if better:
             run.best = Best(kept(theta), value, run.done)

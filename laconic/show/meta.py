@@ -17,6 +17,7 @@ from laconic.show.curves import Curve, Panel, Record, of_kind, plain_curve, styl
 from laconic.show.table import MISSING, count, duration, number
 from laconic.store import atomic
 
+LOSS_SHARE = "mean loss ÷ ln of the classes"
 WINDOW = 50  # outer steps that the meta-loss is averaged over
 NOTE = (
     "One run of meta-training. The band of the meta-loss is ± the standard deviation over the "
@@ -83,10 +84,22 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("run length", f"{lengths}, ramp {count(config['ramp'])} steps"),
         ("learning rate", f"{config['peak']:g} → {config['last']:g}"),
         ("outer steps", count(end["steps"])),
-        ("best score", f"{best} (mean loss on held-out seeds ÷ ln of the classes)"),
+        ("best score", f"{best} ({score_words(config)})"),
         ("gradient norm at the end", norm),
         ("speed", f"{speed}, {duration(end['seconds'])}"),
     ]
+
+
+def score_words(config: Record) -> str:
+    """What a score is; records older than drawn settings have no spread."""
+    if _drawn(config):
+        return "mean log loss on held-out seeds − the same of the nominal step"
+    return "mean loss on held-out seeds ÷ ln of the classes"
+
+
+def _drawn(config: Record) -> bool:
+    tasks = [*config["tasks"], *config.get("judge_tasks", ())]
+    return bool(config.get("spread")) or any("spread=" in task for task in tasks)
 
 
 def panels(records: Sequence[Record]) -> list[Panel]:
@@ -97,8 +110,10 @@ def panels(records: Sequence[Record]) -> list[Panel]:
     steps = "outer steps"
     under_way = "Meta-loss of the runs under way", steps, f"meta-loss (trailing {WINDOW}-step mean)"
     norm = "Gradient norm", steps, f"gradient norm ({WINDOW}-step mean)"
-    score = "Score on held-out seeds", steps, "mean loss ÷ ln of the classes"
-    whole = "Whole runs on held-out seeds", "communication rounds", "train loss (10-round mean)"
+    drawn = _drawn(records[0]["config"])
+    in_score, of_runs = ("log loss − nominal", "meta-loss") if drawn else (LOSS_SHARE, "train loss")
+    score = "Score on held-out seeds", steps, in_score
+    whole = "Whole runs on held-out seeds", "communication rounds", f"{of_runs} (10-round mean)"
     found = [
         Panel("meta-loss", *under_way, _of_tasks(records, mean, spread)),
         Panel("norm", *norm, _of_tasks(records, smooth(norms, WINDOW)), ceiling=False),
@@ -137,7 +152,8 @@ def _heldout(records: Sequence[Record]) -> tuple[Curve, ...]:
     best = [r for r in judged if r["best"]][-1:]
     shown = [(f"step {count(r['step'])}", r) for r in first if r not in best]
     shown += [(f"best, step {count(r['step'])}", r) for r in best]
-    tasks = records[0]["config"]["tasks"]
+    config = records[0]["config"]
+    tasks = config.get("judge_tasks") or config["tasks"]
     curves: list[Curve] = []
     for words, row in shown:
         for task, losses in zip(tasks, row["losses"], strict=True):

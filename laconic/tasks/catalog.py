@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from laconic.data import imagenet, images, text
 from laconic.data.bpe import BYTES
-from laconic.data.splits import Dataset, image_shape, undivided
+from laconic.data.splits import (
+    HALVES,
+    Dataset,
+    half_of_classes,
+    image_shape,
+    pooled,
+    undivided,
+)
 from laconic.errors import LaconicError, unknown
 from laconic.tasks.base import Task
 from laconic.tasks.classifier import COMPUTE, classifier_task, stateful_classifier_task
@@ -30,6 +37,7 @@ OWN_TASK = "given by the caller"  # where the data of a task from Python comes f
 # The values of options that are words; an empty default lets the task choose.
 CHOICES: dict[str, tuple[str, ...]] = {
     "split": ("80/10/10", "all"),
+    "half": HALVES,
     "activation": tuple(ACTIVATIONS),
     "compute": tuple(COMPUTE),
     "conv": tuple(CONVOLUTIONS),
@@ -107,7 +115,12 @@ def _noise(options: Options) -> Dataset:
 
 
 def _divided(dataset: Dataset, options: Options) -> Dataset:
-    """By default 80/10/10 of the train file; `split=all` trains on all of it."""
+    """By default 80/10/10 of the train file; `split=all` trains on all of it. Small models also
+    take smaller images and half of the classes."""
+    if options.get("half"):
+        dataset = half_of_classes(dataset, options["half"])
+    if options.get("pool"):
+        dataset = pooled(dataset, options["pool"])
     return undivided(dataset) if options["split"] == "all" else dataset
 
 
@@ -129,8 +142,9 @@ _SPLIT = {"split": "80/10/10"}
 _COMPUTE = {"compute": "f32", "at_once": 0}
 _FOLDER = {"folder": ""}
 _SMALL = {"width": 64, "activation": "relu"}
-_WIDE = {"width": 128, "activation": "relu"} | _SPLIT
-_CHANNELS = {"width": 32, "compute": "f32"} | _SPLIT
+_REDUCED = _SPLIT | {"pool": 0, "half": ""}
+_WIDE = {"width": 128, "activation": "relu"} | _REDUCED
+_CHANNELS = {"width": 32, "compute": "f32"} | _REDUCED
 _DECODER = {"file": "", "context": 64, "hidden": 64, "heads": 4, "layers": 2}
 _LM_WORDS = {"tokenizer": "bpe", "vocab": 4096, "lines": "false", "positions": "learned"}
 _LM = _DECODER | {"hidden": 192, "heads": 12, "layers": 12} | _LM_WORDS | _COMPUTE

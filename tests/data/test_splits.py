@@ -6,7 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.data.splits import divide, image_dataset, permutation, undivided
+from laconic.data.splits import (
+    divide,
+    half_of_classes,
+    image_dataset,
+    permutation,
+    pooled,
+    undivided,
+)
 
 PINNED = "1294e95f06b452512ff91913473de9c5308110ad935ed050a772940e67ac1327"
 
@@ -64,3 +71,30 @@ def test_undivided_puts_the_whole_train_file_back():
     np.testing.assert_array_equal(np.sort(train["y"]), labels)
     np.testing.assert_array_equal(np.asarray(train["x"]).reshape(-1), train["y"])
     assert whole.feed.size("test") == 7
+
+
+def test_smaller_images_are_means_of_squares(raises_clearly):
+    images = np.random.default_rng(0).integers(0, 256, (50, 4, 6, 3), np.uint8)
+    labels = np.arange(50) % 7
+    dataset = image_dataset((images, labels), (images[:3], labels[:3]), 7, "made")
+    small = pooled(dataset, 2)
+    for split, part in dataset.feed.splits.items():
+        x = np.asarray(part["x"], float)
+        mean = (x[:, ::2, ::2] + x[:, 1::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, 1::2]) / 4
+        np.testing.assert_array_equal(small.feed.splits[split]["x"], np.rint(mean))
+        np.testing.assert_array_equal(small.feed.splits[split]["y"], part["y"])
+    with raises_clearly("4×6", "4×4"):
+        pooled(dataset, 4)
+
+
+def test_the_halves_of_the_classes_share_nothing_and_lose_nothing():
+    labels = np.arange(210) % 7
+    images = np.arange(210, dtype=np.uint8).reshape(-1, 1, 1, 1)
+    dataset = image_dataset((images, labels), (images[:9], labels[:9]), 7, "made")
+    halves = [half_of_classes(dataset, which) for which in ("first", "second")]
+    assert [half.classes for half in halves] == [3, 4]
+    for split, part in dataset.feed.splits.items():
+        rows = [np.asarray(half.feed.splits[split]["x"]).ravel() for half in halves]
+        assert sorted(np.concatenate(rows)) == sorted(np.asarray(part["x"]).ravel())
+        for half, begin, x in zip(halves, (0, 3), rows, strict=True):
+            np.testing.assert_array_equal(half.feed.splits[split]["y"] + begin, x % 7)

@@ -12,7 +12,7 @@ import pytest
 from laconic.client import LocalOptimizer
 from laconic.meta.backprop import backprop
 from laconic.meta.estimator import Clock, Horizon, group_keys, start_clocks
-from laconic.meta.pes import Pairs, es, perturbation, pes
+from laconic.meta.pes import Pairs, es, nres, perturbation, pes
 from laconic.meta.problem import Inner, InnerProblem, training_problem
 from laconic.outer.learned import LearnedOptimizer
 from laconic.tasks.catalog import make_task
@@ -94,7 +94,9 @@ def norm(x: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("make", "truncation"), [(pes, SHORT), (es, ROUNDS)], ids=["pes", "es on whole runs"]
+    ("make", "truncation"),
+    [(pes, SHORT), (nres, SHORT), (es, ROUNDS)],
+    ids=["pes", "nres", "es on whole runs"],
 )
 def test_the_mean_estimate_is_the_gradient_of_whole_runs(make, truncation):
     runs = whole_runs(make, truncation)

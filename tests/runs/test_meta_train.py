@@ -82,7 +82,12 @@ def test_the_records_tell_the_whole_run(whole, by_hand):
     assert run["command"].startswith("laconic.meta_train(laconic.MetaConfig(")
     assert "judge_every=4" in run["command"]
     assert run["run"] == "meta-train"
-    assert run["config"] == {**asdict(TINY), "tasks": ["digits-mlp"], "out": str(folder)}
+    assert run["config"] == {
+        **asdict(TINY),
+        "tasks": ["digits-mlp"],
+        "judge_tasks": [],
+        "out": str(folder),
+    }
     assert len(run["sources"]) == 1
     assert {"commit", "versions", "device", "started"} <= set(run["provenance"])
     spans = [(r["begin"], r["end"]) for r in records if r["kind"] == "progress"]
@@ -142,6 +147,30 @@ def test_the_files_hold_phi(whole, by_hand):
     names = {RECORDS, CHECKPOINT, "best.safetensors", "last.safetensors", "learning-curve.png"}
     names.add("command.txt")
     assert {path.name for path in folder.iterdir()} == names
+
+
+OTHER = "digits-mlp:width=16,activation=tanh@workers=3"
+
+
+def test_a_relative_optimizer_is_judged_on_other_tasks_against_its_nominal_step(tmp_path):
+    spread = {"spread": 3.0, "judge_tasks": (OTHER, "digits-mlp@workers=2")}
+    config = replace(TINY, architecture="lopt-r", estimator="nres", nominal_rate=0.7, **spread)
+    folder, records = meta_train(replace(config, steps=4, out=tmp_path / "run"))
+    best = zoo.load(folder / "best.safetensors")
+    assert (best.card.architecture, best.learned.rate) == ("lopt-r", 0.7)
+    assert best.card.outer_steps == 4
+    assert np.any(np.asarray(best.theta["w1"]))
+    trainer, _ = _prepare(config, {})
+    learned = trainer.learned
+    nominal = learned.init(jax.random.key(0))
+    curves = [trainer.judge(theta, seeds=1) for theta in (best.theta, nominal)]
+    (judged,) = [r for r in records if r["kind"] == "judged"]
+    np.testing.assert_allclose(judged["score"], np.mean(np.subtract(*curves)), atol=1e-5)
+    assert judged["score"] != 0
+    assert trainer.score(curves[1]) == 0
+    other = make_task(OTHER.partition("@")[0])
+    apart = MetaTrainer([other], learned, config.judged()[:1], config.outer())
+    np.testing.assert_allclose(apart.judge(best.theta, seeds=1)[0], curves[0][0], rtol=1e-5)
 
 
 def test_several_tasks_and_an_average_are_recorded_apart(tmp_path):
@@ -305,7 +334,7 @@ def test_eight_devices_give_the_gradient_of_one():
     config = replace(TINY, architecture="lopt", tasks=(TANH,), pairs=8, sigma=0.1, clip=0.0)
     found = []
     for devices in (1, 8):
-        trainer, _ = _prepare(replace(config, devices=devices))
+        trainer, _ = _prepare(replace(config, devices=devices), {})
         state, progress = trainer.advance(trainer.start(7))
         assert len(state.estimators[0].clock.done.sharding.device_set) == devices
         found.append(
@@ -343,6 +372,9 @@ def test_eight_devices_give_the_gradient_of_one():
         ),
         ({"architecture": "lopt-b"}, ["unknown architecture"]),
         ({"estimator": "luck"}, ["unknown estimator"]),
+        ({"judge_tasks": ("digits-mpl",)}, ["unknown task"]),
+        ({"judge_tasks": ("digits-mlp@spread=2", "digits-mlp")}, ["all have a spread, or none"]),
+        ({"architecture": "lopt-r", "nominal_momentum": 0.8}, ["nominal momentum", "0.8"]),
         ({"compress": "gzip"}, ["unknown compressor"]),
         ({"pairs": 0}, ["pairs must be positive"]),
         ({"steps": 0}, ["steps must be positive"]),

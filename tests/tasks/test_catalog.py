@@ -190,6 +190,7 @@ def test_options(made):
         {"file": "/a/b=c.txt", "context": 32, "hidden": 64, "heads": 4, "layers": 2},
     )
     options = {"width": 128, "activation": "relu", "split": "all", "folder": "mine"}
+    options |= {"pool": 0, "half": ""}
     assert parse_spec("imagenet32-mlp2:folder=mine,split=all") == ("imagenet32-mlp2", options)
 
 
@@ -199,7 +200,7 @@ def test_options(made):
         ("fmnist-mlp", ["unknown task 'fmnist-mlp'", "Did you mean 'fmnist-mlp"]),
         ("", ["unknown task"]),
         ("fmnist-mlp2:widht=64", ["option of task fmnist-mlp2", "'widht'", "Did you mean 'width'"]),
-        ("fmnist-mlp2:folder=x", ["'folder'", "Known: activation, split, width"]),
+        ("fmnist-mlp2:folder=x", ["'folder'", "Known: activation, half, pool, split, width"]),
         ("fmnist-mlp2:split=70", ["split is 80/10/10 or all", "'70'"]),
         ("fmnist-mlp2:activation=step", ["activation is relu or tanh or gelu or silu", "'step'"]),
         ("cifar10-resnet50:compute=fp8", ["compute is f32 or bf16", "'fp8'"]),
