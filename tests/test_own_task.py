@@ -313,8 +313,9 @@ def test_launched_workers_train_a_word_and_refuse_another_task(here):
     end = read(here / "run" / "records.jsonl")[-1]
     assert len(end["final_digests"]) == 1
     assert len(end["workers"]) == 2
-    unseeded = "feed = laconic.make_task('digits-mlp').feed\n    import os\n"
-    unseeded += "    feed.splits['train']['y'][:9] = list(os.urandom(9))\n"
+    unseeded = "feed = laconic.make_task('digits-mlp').feed\n    import os, numpy\n"
+    unseeded += "    noise = numpy.frombuffer(os.urandom(64), 'u1').reshape(1, 8, 8, 1)\n"
+    unseeded += "    feed.splits['train']['x'] = feed.splits['train']['x'] ^ noise\n"
     text = DIGITS.replace('feed = laconic.make_task("digits-mlp").feed\n', unseeded)
     (here / "unseeded.py").write_text(text)
     with started(here, *words, "--task", "unseeded:make_task", "--out", "other") as running:
