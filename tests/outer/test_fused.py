@@ -11,7 +11,7 @@ import pytest
 from laconic.outer import features, fused
 from laconic.outer.learned import LearnedOptimizer
 from tests.outer.cases import LOPT_A, Case, name_of, step
-from tests.outer.trees import QUICK, assert_close
+from tests.outer.trees import QUICK, assert_close, text_for_cuda
 
 SPECS = [LOPT_A, LearnedOptimizer("lagg-a", 2, time="paper"), LearnedOptimizer("lagg-a", 8)]
 # Wide and tall, several layers, columns that are no multiple of a block, more columns than a block
@@ -98,5 +98,5 @@ def test_it_lowers_for_cuda_where_there_is_no_gpu(spec, runs, monkeypatch):
     if runs is not None:
         update, args = jax.vmap(update), jax.tree.map(lambda x: np.stack([x] * runs), args)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    text = jax.jit(update).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    text = text_for_cuda(update, *args)
     assert text.count('name = "learned_step"') == (len(FEW) if spec.accumulates else 0)

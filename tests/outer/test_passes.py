@@ -17,7 +17,7 @@ from laconic.outer.layout import Cut, Geometry
 from laconic.outer.learned import LearnedOptimizer
 from tests import reference as ref
 from tests.outer.cases import CUT, LOPT_A, Case, assert_accumulators, step
-from tests.outer.trees import QUICK, assert_close, float64
+from tests.outer.trees import QUICK, assert_close, float64, text_for_cuda
 
 # Tall and wide, twice the same shape, kept axes before and between the factored ones and after
 # them, single ones.
@@ -250,12 +250,7 @@ def test_they_lower_for_cuda_where_there_is_no_gpu(spec, tuning, launches):
     weights = jax.ShapeDtypeStruct((spec.deltas,), jnp.float32)
     assert outer.step is not None
     run = lambda p, s, d, w: outer.step(p, s, p, worker_deltas=d, weights=w)
-    text = (
-        jax.jit(run)
-        .trace(params, state, deltas, weights)
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
-    )
+    text = text_for_cuda(run, params, state, deltas, weights)
     counts = [text.count(f'name = "learned_{name}"') for name in ("squares", "moments", "apply")]
     assert counts == launches
 
@@ -275,12 +270,7 @@ def test_two_models_in_a_vmap():
     outer = LOPT_A(theta, path="passes")
     state = jax.vmap(outer.tx.init)(large)
     assert outer.step is not None
-    text = (
-        jax.jit(jax.vmap(outer.step))
-        .trace(large, state, large)
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
-    )
+    text = text_for_cuda(jax.vmap(outer.step), large, state, large)
     assert text.count('name = "learned_apply"') == 2
 
 

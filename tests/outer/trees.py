@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from laconic.outer.base import OuterOptimizer
 
@@ -23,6 +24,18 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "large": (36, 33),
 }
 SMALL: dict[str, tuple[int, ...]] = {"vector": (7,), "wide": (3, 8)}
+
+
+def gpus(count: int, name: str, kind: AxisType) -> AbstractMesh:
+    """GPUs to lower for where there are none: newer versions of JAX ask which ones."""
+    gpu = AbstractDevice(device_kind="NVIDIA H100", num_cores=132, platform="gpu")
+    return AbstractMesh((count,), (name,), (kind,), abstract_device=gpu)
+
+
+def text_for_cuda(function: Any, *args: Any) -> str:
+    """The program XLA is given for one GPU."""
+    with use_abstract_mesh(gpus(1, "gpu", AxisType.Explicit)):
+        return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def accepted(options: dict[str, Any]) -> dict[str, Any]:

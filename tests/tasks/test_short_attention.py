@@ -18,6 +18,7 @@ from laconic.tasks.transformer import (
     make_blocks,
     short_attention,
 )
+from tests.outer.trees import gpus
 
 HALF = 2.0**-8  # the largest relative error of rounding to bfloat16
 # T, N, E, causal.
@@ -103,7 +104,7 @@ def test_its_second_derivative_is_that_of_the_plain_formula(T, N, E, only_back):
 @pytest.mark.parametrize(("T", "N", "E", "only_back"), SIZES)
 def test_workers_spread_over_gpus_have_programs_of_it(T, N, E, only_back):
     """Lowered to Triton here, if not run: for two devices that each have a worker."""
-    mesh = jax.make_mesh((2,), ("workers",), axis_types=(AxisType.Auto,))
+    mesh = gpus(2, "workers", AxisType.Auto)
     loss = lambda x: jnp.sum(
         short_attention(formula(only_back), N, only_back)(x).astype(jnp.float32) ** 2
     )
