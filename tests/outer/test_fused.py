@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from laconic.outer import features, fused
 from laconic.outer.learned import LearnedOptimizer
@@ -33,8 +34,19 @@ FEW = {str(shape): shape for shape in [(19, 6), (2, 5, 4)]}
 serves, learned_step = fused.serves, fused.learned_step
 
 
+@pytest.fixture(scope="module")
+def interpreter():
+    """Newer versions of JAX load it at its first use and trace again what was traced before."""
+
+    def copy(given, out):
+        out[...] = given[...]
+
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    pl.pallas_call(copy, out_shape=scalar, interpret=True)(jnp.zeros(()))
+
+
 @pytest.fixture
-def kernel(monkeypatch):
+def kernel(interpreter, monkeypatch):
     """The kernel takes what a GPU would give it; the shapes [L, A, B] it was given are the
     fixture's value."""
     given: list[tuple[int, ...]] = []

@@ -5,7 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-import torch
+
+torch = pytest.importorskip(
+    "torch", reason="PyTorch is not installed: pip install 'laconic[torch]'"
+)
 
 from laconic import architecture
 from laconic.architecture import FEATURES, Architecture, Feature, feature_places
