@@ -30,6 +30,15 @@ laconic zoo publish RUN --name NAME  a meta-training's best optimizer as a file,
 
 NAME may be the path of a .safetensors file instead, such as a meta-training's best.safetensors.
 Begin by training one: laconic meta-train lopt-a-digits --minutes 5"""
+START = """\
+Start here: lopt-a-general, for any model and any number of workers K. If one below was trained on \
+a task like yours, take that: it is faster there. More about one: laconic zoo show NAME
+"""
+GOAL = """
+Goal: the loss it was trained to lower. Those for train loss overfit small tasks: for the best \
+test loss stop early, or compare with local SGD. H: local steps a round in its training; \
+local rate: the workers' rate it was trained with."""
+FOR_TEST_LOSS = "fedlopt-"  # FedLOpt is LOpt-A meta-trained for the validation loss
 BEST = f"best{SUFFIX}"
 PUBLISH = """\
 Give the optimizer of a meta-training its final name, and complete its card with measured results
@@ -105,13 +114,19 @@ def list_zoo(argv: Sequence[str]) -> None:
         train = "laconic meta-train lopt-a-digits"
         say(f"No optimizer is published with this laconic; train one: {train}")
         return
+    out.print(START, markup=False, highlight=False)
     rows = []
     for name, card in found.items():
         workers = "any" if card.workers is None else str(card.workers)
-        tasks = ", ".join(dict.fromkeys(row["task"] for row in card.trained_on))
-        rows.append((name, card.architecture, workers, tasks, card.summary))
-    headers = ("name", "architecture", "K", "trained on", "summary")
-    out.print(Table("", headers, rows, left=len(headers)))
+        tasks = ", ".join(dict.fromkeys(row["task"].split(":")[0] for row in card.trained_on))
+        steps = sorted({row["local_steps"] for row in card.trained_on})
+        local = f"{card.local['learning_rate']:g}"
+        goal = "test loss" if name.startswith(FOR_TEST_LOSS) else "train loss"
+        H = ", ".join(map(str, steps))
+        rows.append((name, workers, H, local, goal, tasks, card.summary))
+    headers = ("name", "K", "H", "local rate", "goal", "trained on", "summary")
+    out.print(Table("", headers, rows, left=len(headers), spare=("trained on", "summary")))
+    out.print(GOAL, markup=False, highlight=False)
 
 
 def warn_of_damage() -> None:

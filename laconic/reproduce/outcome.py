@@ -9,7 +9,7 @@ from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.part import Outcome, Record, Runs
 from laconic.reproduce.scale import SMOKE_LINE
 from laconic.show.curves import of_kind
-from laconic.show.figures import png_bytes, svg_bytes
+from laconic.show.figures import png_bytes, svg_bytes, webp_bytes
 from laconic.show.page import (
     Block,
     Notes,
@@ -146,7 +146,7 @@ def experiment_blocks(records: Sequence[Record], folder: Path) -> list[Block]:
     found: list[Block] = [Text(experiment.title, "lead"), Text(_sentence(experiment))]
     for i, table in enumerate(tables(experiment, record["rows"])):
         found += [Text(table.title, "lead"), table] if i else [table]
-    draw = lambda columns: png_bytes(experiment_figure(outcome, columns))
+    draw = lambda columns: webp_bytes(experiment_figure(outcome, columns))
     figure = Picture(lambda: draw(COLUMNS), f"{experiment.title}: its figure", lambda: draw(1))
     return [*found, Notes([*notes(outcome), *origins(outcome)]), figure]
 

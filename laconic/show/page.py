@@ -1,7 +1,7 @@
 """A page from blocks, as HTML or Markdown. Every piece escapes what it is given.
 
 What is shown is a list of blocks: `Text`, `Verdict`, `Facts`, `Notes`, `Panels` (drawn as SVG),
-`Picture` (PNG, with a narrow one for phones), `Command` and `show.table.Table`.
+`Picture` (PNG or WebP, with a narrow one for phones), `Command` and `show.table.Table`.
 
 - `html(blocks)`: their HTML; a grouped table becomes one table a group, under headings of `level`.
 - `markdown(blocks)`: their Markdown, without figures.
@@ -13,7 +13,7 @@ stays text.
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,8 @@ from laconic.show import figures
 from laconic.show.curves import Panel, Record, Style, drawable, themed
 from laconic.show.table import MISSING, Table, count, markdown_text, number
 
-SAVED_AT, SHOWN_AT = 160, 110  # dots an inch of our PNG files, and of the largest they are shown at
+SHOWN_AT = 110  # dots an inch of the largest that pictures are shown at
+TOO_NEAR = 0.7  # points of a plot: what is nearer to a line is not seen beside it
 # Where the screen is narrower than this many dots an inch a picture scrolls sideways: small ones
 # fit a phone, and in those of many cells the letters are small already.
 NARROW, WIDE, MANY_INCHES = 62, 100, 6
@@ -80,9 +81,9 @@ class Panels(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A PNG, or what draws it once a page needs it; `narrow` is the same for phones."""
+    """A PNG or WebP, or what draws it once a page needs it; `narrow` is the same for phones."""
 
-    png: bytes | Callable[[], bytes]
+    image: bytes | Callable[[], bytes]
     description: str
     narrow: bytes | Callable[[], bytes] | None = None
 
@@ -110,8 +111,8 @@ def _html(block: Block, level: int) -> str:
             return command(text)
         case Panels():
             return _panels(block)
-        case Picture(png, description, narrow):
-            wide, slim = (image() if callable(image) else image for image in (png, narrow))
+        case Picture(image, description, narrow):
+            wide, slim = (one() if callable(one) else one for one in (image, narrow))
             return picture(wide, description, slim)  # type: ignore[arg-type]
         case Table(grouped=True):
             heading = f"<h{level}>{{}}</h{level}>".format
@@ -237,38 +238,99 @@ def _figure(panel: Panel, note: str, legend: str) -> str:
 
 
 def inline_svg(file: bytes, description: str) -> str:
-    """An SVG file for inside a page: no ids or namespaces, in the page's own colours and font."""
+    """An SVG file for inside a page: no ids or namespaces, in the page's own colours and font, and
+    no more points than can be seen."""
     root = ElementTree.fromstring(file)
     shapes = {f"#{node.get('id')}": node.get("d", "") for node in root.iter()}
-    for parent in root.iter():
-        for child in [c for c in parent if _bare(c.tag) in ("defs", "metadata", "style")]:
-            parent.remove(child)
-    for node in root.iter():
-        node.tag = _bare(node.tag)
-        if node.tag == "use":  # a tick or marker: its shape is drawn out, so that no id is needed
-            node.tag = "path"
-            href = node.attrib.pop("{http://www.w3.org/1999/xlink}href")
-            x, y = float(node.attrib.pop("x", 0)), float(node.attrib.pop("y", 0))
-            node.set("transform", f"translate({_short(x)} {_short(y)})")
-            node.set("d", shapes[href])
-        node.attrib.pop("id", None)
-        if "d" in node.attrib:
-            shape = " ".join(node.attrib["d"].split())
-            node.set("d", re.sub(r"-?\d+\.\d+", lambda match: _short(float(match[0])), shape))
-        if "style" in node.attrib:
-            node.set(
-                "style",
-                re.sub(r"font(-size|-family)?: [^;]*;? ?", "", themed(node.attrib["style"])),
-            )
-    box = root.get("viewBox", "")
-    root.attrib.clear()
-    root.attrib |= {
-        "viewBox": box,
-        "role": "img",
-        "aria-label": drawable(description),
-        "stroke-linejoin": "round",
-    }
-    return ElementTree.tostring(root, encoding="unicode")
+    drawn: dict[tuple[str, str], list[str]] = {}  # texts, and paths by their style: one each
+    for node in _visible(root):
+        style = re.sub(r"font(-size|-family)?: [^;]*;? ?", "", themed(node.get("style", "")))
+        style = re.sub(r"([:;]) ", r"\1", style)
+        if _bare(node.tag) == "text":
+            at = "".join(f' {key}="{_short(float(node.get(key, 0)))}"' for key in ("x", "y"))
+            turn = re.match(r"rotate\((-?[1-9][\d.]*)", node.get("transform", ""))
+            if turn:
+                at += f' transform="rotate({turn[1]} {node.get("x")} {node.get("y")})"'
+            style = style.replace(";fill:currentColor", "")  # the page's sheet says so
+            text = f'<text style="{escape(style)}"{at}>{escape(node.text or "")}</text>'
+            drawn.setdefault(("text", str(len(drawn))), []).append(text)
+            continue
+        shape = node.get("d", "")
+        x = y = 0.0
+        if _bare(node.tag) == "use":  # a tick or marker: drawn out, so that no id is needed
+            shape = shapes[node.attrib["{http://www.w3.org/1999/xlink}href"]]
+            x, y = float(node.get("x", 0)), float(node.get("y", 0))
+        drawn.setdefault(("path", style), []).append(_path(shape, x, y))
+    parts = [
+        "".join(texts)
+        if kind == "text"
+        else f'<path style="{escape(style)}" d="{"".join(texts)}"/>'
+        for (kind, style), texts in drawn.items()
+    ]
+    box, told = root.get("viewBox", ""), escape(drawable(description))
+    opening = f'<svg viewBox="{box}" role="img" aria-label="{told}" stroke-linejoin="round">'
+    return f"{opening}{''.join(parts)}</svg>"
+
+
+def _visible(node: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """What an SVG draws, in order: paths, markers and texts."""
+    for child in node:
+        tag = _bare(child.tag)
+        if tag in ("path", "use", "text"):
+            if tag == "text" or re.search(r"(fill|stroke): [^n]", child.get("style", "")):
+                yield child
+        elif tag not in ("defs", "metadata", "style"):
+            yield from _visible(child)
+
+
+def _path(shape: str, x: float, y: float) -> str:
+    """A path moved by (x, y), in tenths of a point; straight pieces lose points too near to see."""
+    moved = []
+    for piece in re.findall(r"[MLCQz][^MLCQz]*", shape):
+        numbers = [float(text) for text in piece[1:].split()]
+        points = np.reshape(numbers, (-1, 2)) + np.array([x, y])
+        if piece[0] == "L" and moved and moved[-1][0] in "ML":
+            moved[-1] = (moved[-1][0], np.concatenate([moved[-1][1], points]))
+        else:
+            moved.append((piece[0], points))
+    text = ""
+    for command, points in moved:
+        if command == "M":  # and all that is straight from there
+            tenths = np.rint(10 * thinned(points)).astype(int)
+            steps = np.diff(tenths, axis=0).ravel()
+            text += "M" + _joined(tenths[0]) + ("l" + _joined(steps) if steps.size else "")
+        else:
+            text += command + _joined(np.rint(10 * points).astype(int).ravel())
+    return text
+
+
+def _joined(tenths: np.ndarray) -> str:
+    """Numbers in as few characters as a path allows."""
+    texts = (f"{number / 10:g}" for number in tenths.tolist())
+    whole = " ".join(re.sub(r"^(-?)0\.", r"\1.", text) for text in texts)
+    return whole.replace(" -", "-")
+
+
+def thinned(points: np.ndarray, tolerance: float = TOO_NEAR) -> np.ndarray:
+    """The points [N, 2] of a line without those within `tolerance` of the line through the others
+    (Douglas and Peucker, 1973)."""
+    kept = {0, len(points) - 1}
+    pending = [(0, len(points) - 1)]
+    while pending:
+        first, last = pending.pop()
+        if last - first < 2:
+            continue
+        along = points[last] - points[first]
+        there = points[first + 1 : last] - points[first]
+        length = float(np.hypot(*along))
+        away = np.hypot(*there.T)
+        if length:
+            away = np.abs(there[:, 0] * along[1] - there[:, 1] * along[0]) / length
+        if away.max() > tolerance:
+            middle = first + 1 + int(away.argmax())
+            kept.add(middle)
+            pending += [(first, middle), (middle, last)]
+    return points[sorted(kept)]
 
 
 def _bare(tag: str) -> str:
@@ -276,7 +338,7 @@ def _bare(tag: str) -> str:
 
 
 def _short(number: float) -> str:
-    return f"{number:.2f}".rstrip("0").rstrip(".")
+    return f"{number:.1f}".removesuffix(".0")
 
 
 def pairs(items: Iterable[tuple[str, str]], kind: str = "pairs") -> str:
@@ -299,21 +361,20 @@ def command(text: str) -> str:
     return f"<pre>{whole}</pre>"
 
 
-def picture(png: bytes, description: str, narrow: bytes | None = None) -> str:
-    """A PNG inside the page, with `narrow` instead on a phone; a wide one scrolls sideways."""
-    inches = _pixels(png) / SAVED_AT
+def picture(image: bytes, description: str, narrow: bytes | None = None) -> str:
+    """A picture inside the page, with `narrow` instead on a phone; a wide one scrolls sideways."""
+    inches = _inches(image)
     least = inches * (NARROW if inches <= MANY_INCHES else WIDE)
     described = escape(description)
     kind = "scroll picture"
     source = ""
     if narrow is not None:
-        _pixels(narrow)
         kind = "scroll picture twice"
         source = f'<source media="(max-width: 46rem)" srcset="{data_address(narrow)}">'
     style = f"--least: {least:.0f}px; max-width: {inches * SHOWN_AT:.0f}px"
-    image = f'<img alt="{described}" style="{style}" src="{data_address(png)}">'
+    shown = f'<img alt="{described}" style="{style}" src="{data_address(image)}">'
     box = f'<div class="{kind}" role="region" aria-label="{described}" tabindex="0">'
-    return f'<div class="card">{box}<picture>{source}{image}</picture></div></div>'
+    return f'<div class="card">{box}<picture>{source}{shown}</picture></div></div>'
 
 
 def provenances(records: Sequence[Record]) -> list[Record]:
@@ -337,16 +398,26 @@ def provenance_facts(found: Sequence[Record]) -> list[tuple[str, str]]:
     return [(name, "; ".join(dict.fromkeys(texts))) for name, texts in facts.items()]
 
 
-def _pixels(png: bytes) -> int:
-    """The width of a PNG."""
-    if png[:8] != b"\x89PNG\r\n\x1a\n":
-        raise ValueError("the picture is no PNG file")
-    return int.from_bytes(png[16:20], "big")
+def _inches(image: bytes) -> float:
+    """The width of a picture that `figures` wrote."""
+    if _kind(image) == "png":
+        return int.from_bytes(image[16:20], "big") / figures.PNG_DOTS
+    if image[12:16] == b"VP8X":  # with transparency
+        return (int.from_bytes(image[24:27], "little") + 1) / figures.WEBP_DOTS
+    return (int.from_bytes(image[26:28], "little") & 0x3FFF) / figures.WEBP_DOTS
 
 
-def data_address(png: bytes) -> str:
-    """A PNG as the address of an image inside the page."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def _kind(image: bytes) -> str:
+    if image[:8] == b"\x89PNG\r\n\x1a\n":
+        return "png"
+    if image[:4] == b"RIFF" and image[8:15] == b"WEBPVP8":
+        return "webp"
+    raise ValueError("the picture is neither a PNG nor a WebP file")
+
+
+def data_address(image: bytes) -> str:
+    """A picture as the address of an image inside the page."""
+    return f"data:image/{_kind(image)};base64,{base64.b64encode(image).decode()}"
 
 
 def document(

@@ -265,8 +265,8 @@ def _rendered(
     report: Report,
     show: Callable[[ReportedRun], str],
     progress: Progress = lambda name, total: None,
-) -> tuple[list[tuple[str, str]], Report]:
-    """Each run as text → ((title of a kind, its texts) pairs, the report without failed runs)."""
+) -> tuple[list[tuple[ReportedRun, str]], Report]:
+    """Each run as text → (run and text, each; the report without runs that could not be shown)."""
     shown: list[tuple[ReportedRun, str]] = []
     skipped = list(report.skipped)
     for run in report.runs:
@@ -277,12 +277,7 @@ def _rendered(
             skipped.append(_reason(run.path.relative_to(report.root), error))
     if not shown:
         raise LaconicError(f"no record under {report.root} can be shown: {'; '.join(skipped)}.")
-    chapters = []
-    for kind, title in KINDS.items():
-        texts = [text for run, text in shown if run.kind == kind]
-        if texts:
-            chapters.append((title, "\n\n".join(texts)))
-    return chapters, replace(report, runs=tuple(run for run, _ in shown), skipped=tuple(skipped))
+    return shown, replace(report, runs=tuple(run for run, _ in shown), skipped=tuple(skipped))
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -301,18 +296,32 @@ def html_page(
     renderers: Mapping[str, Renderer] | None = None,
 ) -> tuple[str, Report]:
     """The page → (HTML, the report without runs that could not be shown)."""
-    show = lambda run: _article(run, _blocks(run, renderers))
-    chapters, report = _rendered(report, show, progress)
-    body = [_contents(report.runs), *(page.section(title, text) for title, text in chapters)]
+    lines: dict[str, str] = {}
+
+    def show(run: ReportedRun) -> str:
+        blocks = _blocks(run, renderers)
+        lines[run.name] = _line(blocks)
+        return _article(run, blocks)
+
+    shown, report = _rendered(report, show, progress)
+    texts = {run.name: text for run, text in shown}
+    first = [run for run in headline(report) if run.name in texts]
+    body = [page.section("Headline", "\n".join(texts[run.name] for run in first))]
+    for kind, title in KINDS.items():
+        runs = [run for run in report.runs if run.kind == kind and run not in first]
+        folded = "\n".join(_folded(run, lines[run.name], texts[run.name]) for run in runs)
+        if runs:
+            body.append(page.section(f"{title} ({len(runs)})", folded))
     readme = report.root / "README.md"
     if readme.is_file():
         text = readme.read_text(encoding="utf-8", errors="replace")
-        paragraphs = [page.Text(part, "plain") for part in re.split(r"\n\s*\n", text) if part]
+        text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+        paragraphs = [page.Text(p, "plain") for p in re.split(r"\n\s*\n", text) if p.strip()]
         body.append(page.section("About these records", page.html(paragraphs)))
     terms = page.pairs(metrics.DEFINITIONS, "terms")
     body.append(page.section("How the numbers are defined", terms))
     name = report.root.name or report.root
-    found = f"{plural(len(report.runs), 'run')} on record under {name}."
+    found = f"{plural(len(report.runs), 'run')} on record under {name}; a click on a name opens it."
     opening = page.verdict(found, [f"Skipped: {line}" for line in report.skipped])
     whole = opening + "\n".join(body)
     names = "laconic: all results", "laconic report", "All results"
@@ -321,25 +330,36 @@ def html_page(
 
 def _article(run: ReportedRun, blocks: Sequence[page.Block]) -> str:
     badge = f'<p><span class="smoke">{escape(SMOKE_NOTE)}</span></p>' if run.smoke else ""
-    heading = f'<article id="{_anchor(run)}"><h3>{page.label(run.name)}</h3>{badge}'
+    heading = f"<article><h3>{page.label(run.name)}</h3>{badge}"
     made = page.html([page.Command(run.command), page.Facts(list(run.about.items()))])
     return f"{heading}\n{page.html(blocks)}\n{made}</article>"
 
 
-def _anchor(run: ReportedRun) -> str:
-    return "run-" + re.sub(r"[^A-Za-z0-9_-]", lambda match: f".{ord(match[0]):x}", run.name)
+def headline(report: Report) -> list[ReportedRun]:
+    """The runs a page opens with: those its README.md names in `<!-- headline: NAME NAME -->`, else
+    the newest comparison and the newest experiment, else the first run."""
+    readme = report.root / "README.md"
+    text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
+    named = " ".join(re.findall(r"<!-- headline: (.*?) -->", text)).split()
+    found = [run for name in named for run in report.runs if run.name == name]
+    for kind in () if found else ("comparison", "experiment"):
+        same = [run for run in report.runs if run.kind == kind and not run.smoke]
+        found += sorted(same, key=lambda run: run.about["started"])[-1:]
+    return found or list(report.runs[:1])
 
 
-def _contents(runs: Sequence[ReportedRun]) -> str:
-    parts = []
-    for kind, title in KINDS.items():
-        entries = []
-        for run in (run for run in runs if run.kind == kind):
-            smoke = " (smoke)" if run.smoke else ""
-            entries.append(f'<li><a href="#{_anchor(run)}">{escape(run.name)}</a>{smoke}</li>')
-        if entries:
-            parts.append(f"<div><p>{escape(title)}</p><ul>{''.join(entries)}</ul></div>")
-    return f'<nav aria-label="Contents"><h2>Contents</h2><div>{"".join(parts)}</div></nav>'
+def _line(blocks: Sequence[page.Block]) -> str:
+    """What a run comes to in one line: its verdict, else its first text."""
+    verdicts = [block.sentence for block in blocks if isinstance(block, page.Verdict)]
+    texts = [block.text for block in blocks if isinstance(block, page.Text)]
+    return (verdicts + texts + [""])[0]
+
+
+def _folded(run: ReportedRun, line: str, article: str) -> str:
+    """A run behind its name; a browser lays it out once it is opened."""
+    smoke = " (smoke)" if run.smoke else ""
+    named = f"<b>{page.label(run.name)}</b>{smoke} <span>{escape(line)}</span>"
+    return f"<details><summary>{named}</summary>\n{article}</details>"
 
 
 def markdown_page(
@@ -347,10 +367,11 @@ def markdown_page(
 ) -> str:
     """The report as Markdown for a file in `folder`, with links to figures beside the records."""
     show = lambda run: _chapter(run, _blocks(run, renderers), folder)
-    chapters, report = _rendered(report, show)
+    shown, report = _rendered(report, show)
     parts = [MADE_BY, "# All results", *(f"Skipped: {line}" for line in report.skipped)]
-    for title, text in chapters:
-        parts += [f"## {title}", text]
+    for kind, title in KINDS.items():
+        texts = [text for run, text in shown if run.kind == kind]
+        parts += [f"## {title}", *texts] if texts else []
     return "\n\n".join(parts) + "\n"
 
 

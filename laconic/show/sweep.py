@@ -190,7 +190,7 @@ def blocks(records: Sequence[Record]) -> list[html.Block]:
     panel = line_panel(records)
     if panel is None:
         described = f"{config['method']}: every point of the grid"
-        draw = lambda: figures.png_bytes(sweep_figure(records))
+        draw = lambda: figures.webp_bytes(sweep_figure(records))
         return [*shown, html.Picture(draw, described)]
     note = "A loss far above that of the smallest value is off the chart."
     return [*shown, html.Panels([panel], notes=[(panel.name, note)])]

@@ -14,7 +14,7 @@ from laconic.reproduce.outcome import experiment_blocks
 from laconic.show.figures import png_bytes
 from laconic.show.labels import labels_of
 from laconic.show.meta import panels as meta_panels
-from laconic.show.page import Notes, Picture, Text
+from laconic.show.page import Notes, Picture, Text, thinned
 from laconic.show.report import (
     MADE_BY,
     SMOKE_NOTE,
@@ -64,9 +64,9 @@ def whole():
 def test_every_run_on_record_is_there_with_command_commit_and_device(whole):
     text, skipped = whole
     articles = {}
-    for article in text.split("<article ")[1:]:
+    for article in text.split("<article>")[1:]:
         name, _, _ = article.partition("<h3>")[2].partition("</h3>")
-        whole_article = f"<article {article.partition('</article>')[0]}</article>"
+        whole_article = f"<article>{article.partition('</article>')[0]}</article>"
         articles[name.replace("<wbr>", "")] = Page(whole_article).words
     nested = ("meta", "reproduce", "missing-workers", "federated-variants", "sweeps")
     below = [path.relative_to(RESULTS) for path in record_files(RESULTS)]
@@ -99,13 +99,35 @@ def test_the_page_is_sound_html_that_needs_nothing_else(whole):
     found = Page(whole[0])
     ids, links = found.values("id"), found.values(*LINKS)
     assert len(ids) == len(set(ids))
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
-    assert {link[1:] for link in links if link.startswith("#")} == set(ids)
+    assert all(link.startswith(("data:image/webp;base64,",)) for link in links)
     assert not {"script", "link", "iframe", "object", "use", "image"} & {t for t, _ in found.tags}
     assert not re.search(r"url\(|@import", whole[0])
     assert "default-src 'none'" in whole[0]
     assert found.count("svg") > 40
     assert found.count("img") >= 1
+
+
+def test_the_page_is_small_opens_with_the_headline_and_folds_the_rest(whole):
+    text, _ = whole
+    assert len(text.encode()) < 2_600_000  # without the pictures of experiments
+    opening = text[: text.index("<details>")]
+    assert re.findall(r"<article><h3>(.*?)</h3>", opening) == [
+        "fmnist-learned",
+        "reproduce/<wbr>table-speedup-full",
+    ]
+    assert "<figure>" in opening
+    assert text.count("<details>") == text.count("<article>") - 2
+
+
+def test_a_thinned_line_stays_within_its_tolerance():
+    rng = np.random.default_rng(0)
+    points = np.stack([np.arange(500.0), np.cumsum(rng.normal(size=500))], axis=1)
+    kept = thinned(points, 0.7)
+    assert len(kept) < 400
+    off = np.abs(np.interp(points[:, 0], *kept.T) - points[:, 1])
+    slope = np.interp(points[:-1, 0], kept[:-1, 0], np.diff(kept[:, 1]) / np.diff(kept[:, 0]))
+    assert off.max() < 0.7 * np.sqrt(1 + np.abs(slope).max() ** 2) + 1e-9
+    assert (kept[[0, -1]] == points[[0, -1]]).all()
 
 
 def test_every_plot_has_axes_a_legend_and_bands_where_seeds_are_on_record(whole):
@@ -119,8 +141,8 @@ def test_every_plot_has_axes_a_legend_and_bands_where_seeds_are_on_record(whole)
         assert y in texts
         assert len(texts) >= 6  # ticks beside the two labels
         assert re.search(r'<ul class="key"><li><svg class="swatch".*?</svg><span>\S', plot)
-        with_bands += "opacity: 0.16" in plot
-    comparisons = whole[0].partition("<h2>Comparisons</h2>")[2].partition("</section>")[0]
+        with_bands += "opacity:0.16" in plot
+    comparisons = whole[0].partition("<h2>Comparisons (")[2].partition("</section>")[0]
     _, *parts = re.split(r"rounds, (\d+) seeds?</p>", comparisons)
     figures = [
         (int(n), part.count("<figure>")) for n, part in zip(parts[::2], parts[1::2], strict=True)
@@ -321,7 +343,7 @@ def test_what_is_damaged_is_named_in_one_line_and_skipped(how, good, capsys):
     assert line.startswith("skipped: broken/records.jsonl: ")
     assert line.removeprefix("skipped: ") in Page(text).words
     assert line.removeprefix("skipped: ") in " ".join(out.with_suffix(".md").read_text().split())
-    assert re.findall(r'<article id="([^"]*)"', text) == ["run-good"]
+    assert re.findall(r"<article><h3>(.*?)</h3>", text) == ["good"]
     assert str(out) in shown
 
 

@@ -38,6 +38,7 @@ const found = {}, widths = [WIDTHS]; let left = widths.length;
 const hidden = node => node.getClientRects().length === 0;
 const inBox = node => node.closest('.scroll') !== null;
 function measure(width, frame) {
+  frame.contentDocument.querySelectorAll('details').forEach(folded => { folded.open = true; });
   const page = frame.contentDocument, root = page.documentElement,
     all = [...page.querySelectorAll('body *')];
   found[width] = {
