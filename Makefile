@@ -77,7 +77,7 @@ docs-serve: $(VENV)/.docs  ## show the documentation in a browser, and follow wh
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 docs-check: $(VENV)/.core  ## run all code of README and the how-to pages in fresh environments, half an hour; PAGES=… for some
-	$(BIN)/python tests/check_pages.py --record results/benchmarks/docs-check.jsonl $(if $(PAGES),--pages $(PAGES))
+	$(BIN)/python tests/check_pages.py --record results/docs-check.jsonl $(if $(PAGES),--pages $(PAGES))
 
 dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation

@@ -402,17 +402,15 @@ def _inches(image: bytes) -> float:
     """The width of a picture that `figures` wrote."""
     if _kind(image) == "png":
         return int.from_bytes(image[16:20], "big") / figures.PNG_DOTS
-    if image[12:16] == b"VP8X":  # with transparency
-        return (int.from_bytes(image[24:27], "little") + 1) / figures.WEBP_DOTS
-    return (int.from_bytes(image[26:28], "little") & 0x3FFF) / figures.WEBP_DOTS
+    return ((int.from_bytes(image[21:23], "little") & 0x3FFF) + 1) / figures.WEBP_DOTS
 
 
 def _kind(image: bytes) -> str:
     if image[:8] == b"\x89PNG\r\n\x1a\n":
         return "png"
-    if image[:4] == b"RIFF" and image[8:15] == b"WEBPVP8":
+    if image[:4] == b"RIFF" and image[8:16] == b"WEBPVP8L":  # lossless
         return "webp"
-    raise ValueError("the picture is neither a PNG nor a WebP file")
+    raise ValueError("the picture is neither a PNG nor a lossless WebP file")
 
 
 def data_address(image: bytes) -> str:

@@ -322,8 +322,11 @@ def html_page(
     body.append(page.section("How the numbers are defined", terms))
     name = report.root.name or report.root
     found = f"{plural(len(report.runs), 'run')} on record under {name}; a click on a name opens it."
-    opening = page.verdict(found, [f"Skipped: {line}" for line in report.skipped])
-    whole = opening + "\n".join(body)
+    left_out = []
+    if report.skipped:
+        left_out = [f"{plural(len(report.skipped), 'file')} skipped: why is said at the end."]
+        body.append(page.section("Skipped", page.html([page.Notes(report.skipped)])))
+    whole = page.verdict(found, left_out) + "\n".join(body)
     names = "laconic: all results", "laconic report", "All results"
     return page.document(*names, whole, meta=f"{GENERATOR}\n"), report
 

@@ -1,3 +1,4 @@
+import io
 import itertools
 import math
 import subprocess
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
+from PIL import Image
 
 from laconic.show import comparison as compared
 from laconic.show import curves, figures
+from laconic.show.page import _inches
 from tests.show.made_up import (
     DENSE,
     LABELS,
@@ -343,3 +346,13 @@ def test_styles_of_many_labels_differ():
     assert len(set(looks.values())) == 14
     assert looks["Local SGD"] == curves.Style(curves.INK)
     assert all(look.dashes == () for look in list(looks.values())[:7])
+
+
+def test_a_small_picture_is_as_sharp_as_a_png_of_its_size():
+    figure = compared.curves_figure(usual())
+    small = figures.webp_bytes(figure)
+    files = small, figures._saved(figure, "png", dpi=figures.WEBP_DOTS)
+    found, exact = (np.asarray(Image.open(io.BytesIO(f)).convert("RGB"), int) for f in files)
+    assert _inches(small) == pytest.approx(figure.get_figwidth(), abs=0.01)
+    assert len(np.unique(found.reshape(-1, 3), axis=0)) <= figures.WEBP_COLOURS
+    assert np.percentile(np.abs(found - exact).max(axis=-1), 99.9) < 60

@@ -267,7 +267,7 @@ def test_without_a_renderer_an_experiment_shows_its_title(tmp_path):
 def test_a_picture_that_is_none_is_named_and_skipped(tmp_path):
     experiment(tmp_path / "table")
     bad = {"experiment": lambda records, folder: [Picture(b"GIF89a", "x")]}
-    with pytest.raises(LaconicError, match="no PNG"):
+    with pytest.raises(LaconicError, match="neither a PNG"):
         html_page(collect(tmp_path), renderers=bad)
 
 

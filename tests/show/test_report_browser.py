@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from laconic.cli import dispatch
 from laconic.show.figures import png_bytes
 from laconic.show.page import Notes, Picture, Text
 from laconic.show.report import report_folder
@@ -201,6 +202,16 @@ def test_every_plot_can_be_read(pages, width):
     assert not small
     if width == PHONE:  # on a desk the plots of a comparison stand under one legend
         assert all(plot["key"] >= 1 for plot in plots)
+
+
+@pytest.mark.slow
+def test_the_report_of_everything_on_record_is_small_and_fits_a_phone(tmp_path):
+    out = tmp_path / "report.html"
+    assert dispatch(["report", "--results", str(RESULTS), "--out", str(out)]) == 0
+    assert out.stat().st_size < 3_000_000
+    for width, page in measured(tmp_path).items():
+        assert (page["out"], page["whole"], page["over"]) == ([], width, [])
+        assert all(image["loaded"] for image in page["images"])
 
 
 def test_the_measuring_sees_a_page_that_is_too_wide(tmp_path):
