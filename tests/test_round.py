@@ -109,8 +109,9 @@ def test_one_worker_of_one_step_is_plain_sgd(gamma, mixed):
     def both(carry: Any, items: Items) -> Any:
         state, plain = carry
         state = communication_round(workers, server, state, items)[0]
-        grads = jax.grad(tiny.loss)(plain, TASK.feed.take(items.batches[0, 0]))
-        plain = jax.tree.map(lambda p, g: p - gamma * g, plain, grads)
+        batch = TASK.feed.take(items.batches[:, 0])
+        grads = jax.vmap(jax.grad(tiny.loss), (None, 0))(plain, batch)  # as the round's worker
+        plain = jax.tree.map(lambda p, g: p - gamma * g[0], plain, grads)
         return (state, plain), (state.shared.params, plain)
 
     run = jax.jit(lambda s, items: jax.lax.scan(both, (s, s.shared.params), items)[1])
