@@ -50,6 +50,7 @@ class Setting:
         federated: a population of clients; a round samples K of them, whose local epochs decide H.
         missing: workers that are absent from each round, drawn anew; what they computed is lost.
         seeds_at_once: seeds trained side by side, 0 for all; fewer take less memory.
+        patience: looks without a lower held-out loss after which a run stops; None: never.
 
     Example::
 
@@ -65,6 +66,7 @@ class Setting:
     federated: Federated = field(default_factory=Federated)
     missing: int = 0
     seeds_at_once: int = 0
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         require_positive(

@@ -17,7 +17,7 @@ from laconic.cli.console import (
 from laconic.errors import LaconicError
 from laconic.recipes.trainings import TRAIN_RECIPES
 from laconic.runs.settings import program, resume_command
-from laconic.runs.train import WEIGHTS, TrainConfig, read_train_config, resume_train, train
+from laconic.runs.train import BEST, WEIGHTS, TrainConfig, read_train_config, resume_train, train
 from laconic.runs.train_log import CURVE
 from laconic.show import training
 
@@ -60,6 +60,11 @@ def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfi
             raise LaconicError(
                 f"{folder} was trained in one process: go on with {resume_command('train', folder)}"
             )
+    if config.patience is not None:
+        raise LaconicError(
+            "patience is for a training in one process (laconic train): several have no one who "
+            "decides for all when to stop. Leave it out after --."
+        )
     if workers is not None and config.workers != workers:
         raise LaconicError(
             f"there are {workers} workers, but the training is for {config.workers}: give "
@@ -70,7 +75,8 @@ def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfi
 
 def print_outcome(folder: Path, records: Sequence[dict[str, Any]]) -> None:
     """What came out of a training, and where it is."""
-    paths = {"weights": WEIGHTS, "picture": CURVE}
+    paths = {"weights": WEIGHTS, "best weights": BEST, "picture": CURVE}
+    paths = {what: name for what, name in paths.items() if name != BEST or (folder / name).exists()}
     files = {what: (folder / name).resolve() for what, name in paths.items()}
     say_facts({**dict(training.facts(records)), **files})
 

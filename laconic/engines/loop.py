@@ -130,6 +130,7 @@ class Loop:
         if setting.missing:
             raise LaconicError("`missing` is for simulated workers: leave it out with an engine.")
         self.setting = setting
+        self.last = setting.rounds  # fewer if all processes agree to stop early
         self.engine = engine
         self.seal = seal
         self.running = running
@@ -155,7 +156,7 @@ class Loop:
         structure = text_digest(layout.structure, state.structure, layout.frame, self.running)
         try:
             self.engine.open(layout.frame, structure, self._snapshot)
-            while int(replica.round) < self.setting.rounds:
+            while int(replica.round) < self.last:
                 replica, digest, report = self._round(replica, local, digest)
                 if report is not None:
                     yield report
@@ -181,7 +182,7 @@ class Loop:
                     quorum = self.engine.quorum(now, digest)
                 self.at(BEFORE_GATHER, now)
                 behind = quorum.digest != digest
-                if quorum.round >= self.setting.rounds:  # the others are done: nothing to gather
+                if quorum.round >= self.last:  # the others are done: nothing to gather
                     return *self._take_over(quorum, local), None
                 with seconds.spent("check"):
                     own = local.nothing(quorum) if behind else local.signed()
@@ -323,7 +324,7 @@ class Loop:
 
     def _due(self, done: int) -> bool:
         regular = self.every > 0 and done % self.every == 0
-        return self.path is not None and (regular or done == self.setting.rounds)
+        return self.path is not None and (regular or done == self.last)
 
     def _checkpoint(self, replica: Replica, local: LocalWorkers) -> None:
         done = int(replica.round)

@@ -124,6 +124,13 @@ class Programs:
         """The messages of this process's workers, their next states, and their losses [mine, H]."""
         return self._local(self.task, replica.shared, replica.round, clients, streamed)
 
+    def local_program(self) -> tuple[Any, ...]:
+        """The jitted local steps and arguments like those of the first round, a stream's all zeros,
+        to compile and try them before."""
+        replica, clients = self.start()
+        stream = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._stream_shapes())
+        return self._local, self.task, replica.shared, replica.round, clients, stream
+
     def measure(self, key: Any, body: np.ndarray) -> Measured:
         """A message's body taken to the device, folded under a key and measured."""
         words = jax.device_put(body.view(np.uint32))

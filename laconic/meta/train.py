@@ -273,6 +273,10 @@ class MetaTrainer:
         """One outer step. The given state is used up."""
         return self._advance(self._data, state)
 
+    def step_on(self, state: MetaState) -> tuple[Any, AllData, MetaState]:
+        """The jitted outer step and its arguments, to compile it before it is taken."""
+        return self._advance, self._data, state
+
     def judge(self, theta: Theta, seeds: int = 4, rounds: int | None = None) -> list[np.ndarray]:
         """Capped loss curves [seeds, rounds] on each task to judge on, from seeds that neither
         training nor people use."""

@@ -24,6 +24,8 @@ from laconic.errors import LaconicError
 from laconic.federated.population import Federated
 from laconic.method import Method, Setting, seeds_from
 from laconic.methods import TUNED
+from laconic.runs.early import Looks, check_patience, watched
+from laconic.runs.estimate import Forecast, Outlook, of_methods
 from laconic.runs.folder import (
     Interrupted,
     Observer,
@@ -91,6 +93,9 @@ class CompareConfig:
     """Seeds that are trained side by side, 0: all; fewer take less memory."""
     evaluate_every: int = 20
     """Rounds between two looks at the test set; also how often a run can be stopped."""
+    patience: int | None = None
+    """Stop a method once so many looks in a row found no lower validation loss (test loss, where
+    a task has no validation split), as the mean over seeds; never by default."""
     missing: int = 0
     """How many workers are absent from each round, others every time; what they computed is lost.
     """
@@ -220,6 +225,7 @@ def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[s
 def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
     """Everything that can be wrong about a config, found before any data is read or folder made."""
     seeds = seeds_from(config.first_seed, config.seeds)
+    check_patience(config.patience, config.rounds, config.evaluate_every)
     setting = Setting(
         config.workers,
         config.local_steps,
@@ -230,6 +236,7 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
         config.federated,
         config.missing,
         config.seeds_at_once,
+        config.patience,
     )
     if config.topology not in TOPOLOGIES or not config.optimizers:
         raise LaconicError(
@@ -270,13 +277,14 @@ def run_comparison(
     place = _Place(folder.checkpoint, run, set(finished))
     labels = [simulation.method.label for simulation, _ in prepared]
     remaining = [label for label in labels if label not in finished]
+    outlook = _outlook([s for s, _ in prepared if s.method.label in remaining], folder, observer)
     for simulation, sizes in prepared:
         label = simulation.method.label
         if label in finished:
             _note_another(simulation.method, finished[label], observer)
             continue
         _warn_past_horizon(simulation, observer)
-        record = _within_memory(simulation, place, options, observer, stop)
+        record = _within_memory(simulation, place, options, observer, stop, outlook)
         times = {"traffic": asdict(sizes), "step_seconds": options.step_seconds}
         folder.append("method", **times, **record, **since)
         folder.checkpoint.unlink(missing_ok=True)
@@ -300,6 +308,14 @@ def run_comparison(
     return records
 
 
+def _outlook(todo: Sequence[Simulation], folder: RunFolder, observer: Observer) -> Outlook | None:
+    """What tells how long the rest takes; None if there is none."""
+    if not todo:
+        return None
+    sizes = {"seeds": len(todo[0].setting.seeds), "rounds": todo[0].setting.rounds}
+    return of_methods(Forecast(observer, folder.header.get("command", ""), sizes), todo)
+
+
 def prepare(
     task: Task, methods: Sequence[Method], setting: Setting, options: Options
 ) -> list[tuple[Simulation, Traffic]]:
@@ -310,6 +326,8 @@ def prepare(
         raise LaconicError(
             f"two optimizers have the same label in {labels}; tell them apart with label=NAME."
         )
+    if setting.patience is not None:
+        watched(task)
     simulations = [Simulation(task, method, setting, options.mesh) for method in methods]
     return [(simulation, simulation.traffic(options.topology)) for simulation in simulations]
 
@@ -367,12 +385,13 @@ def _within_memory(
     options: Options,
     observer: Observer,
     stop: Callable[[], bool],
+    outlook: Outlook | None,
 ) -> dict[str, Any]:
     """The method's record; where the seeds do not fit in memory side by side, some are trained at a
     time."""
     too_large = f"{simulation.method.label} does not fit in the device's memory"
     return in_parts(
-        partial(_run_method, simulation, place, options, observer, stop),
+        partial(_run_method, simulation, place, options, observer, stop, outlook),
         simulation.setting.together,
         lambda seeds: observer.note(f"{too_large} like this; {seeds} of the seeds at a time now."),
         f"{too_large}, even one seed at a time. Use smaller batches or fewer workers",
@@ -385,6 +404,7 @@ def _run_method(
     options: Options,
     observer: Observer,
     stop: Callable[[], bool],
+    outlook: Outlook | None,
     seeds_at_once: int,
 ) -> dict[str, Any]:
     if seeds_at_once < simulation.setting.together:
@@ -396,13 +416,20 @@ def _run_method(
     observer.begin(label, setting.rounds, done)
     tick = saved = time.monotonic()
     try:
-        for chunk in simulation.run(state, done, options.keep_going):
+        ready = None if outlook is None else partial(outlook.ready, done)
+        chunks = simulation.run(state, done, options.keep_going, ready)
+        for chunk in () if _over(simulation, history) else chunks:
             history.add(chunk)
             state, done = chunk.state, chunk.done
             now = time.monotonic()
+            last = done == setting.rounds or _over(simulation, history)
+            if outlook is not None:
+                outlook.took(chunk.losses.shape[1], now - tick, last=last)
             history.seconds, tick = history.seconds + now - tick, now
             observer.progress(label, done, float(np.mean(chunk.losses[:, -1])))
-            if stop() and done < setting.rounds:
+            if last:
+                break
+            if stop():
                 _save(place, simulation.method, state, history)
                 raise Interrupted(
                     f"stopped in {label} after round {done} of {setting.rounds}.", place.path.parent
@@ -417,6 +444,9 @@ def _run_method(
             f"{error} The last good checkpoint is {place.path}, after round {error.done}. "
             f"{error.advice}, or go on with: {go_on} --on-nan continue"
         ) from None
+    early = _looks(simulation, history)
+    if early and early["stopped"]:
+        observer.note(f"{label} {metrics.stopped_early(early)}.")
     return {
         "label": label,
         "method": simulation.method.name,
@@ -429,9 +459,25 @@ def _run_method(
         "diverged": (metrics.diverged(history.train) | ~history.finite).tolist(),
         "params_sha256": _digest(state.shared),
         "seconds": round(history.seconds, 3),
-        "rounds_per_second": round(setting.rounds / max(history.seconds, 1e-9), 1),
+        "rounds_per_second": round(done / max(history.seconds, 1e-9), 1),
         "optimizer_sha256": simulation.method.optimizer_sha256,
+        **({"early": early} if early else {}),
     }
+
+
+def _looks(simulation: Simulation, history: _History) -> dict[str, Any]:
+    """What is to be said about early stopping; nothing if it was not asked for."""
+    patience = simulation.setting.patience
+    if patience is None or not history.evaluated_at:
+        return {}
+    name = watched(simulation.task)
+    losses = metrics.mean_curve(history.heldout[name])
+    return Looks(history.evaluated_at, losses.tolist(), patience).facts(name)
+
+
+def _over(simulation: Simulation, history: _History) -> bool:
+    """Whether held-out loss says that a method is to stop."""
+    return bool(_looks(simulation, history).get("stopped"))
 
 
 def _begin(simulation: Simulation, place: _Place) -> tuple[Any, _History]:

@@ -11,6 +11,7 @@ Legend: P points of a chunk, S seeds, T rounds, C rounds of a segment, K workers
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from laconic.method import Method, Point, Setting
 from laconic.methods import parse_swept
 from laconic.outer.base import told
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
+from laconic.runs.estimate import Program, Trial, compiled, seconds_of
 from laconic.runs.measure import all_finite, heldout_metrics
 from laconic.runs.simulate import keys_of, population_for
 from laconic.tasks.base import Task
@@ -126,11 +128,17 @@ class Sweep:
         return jax.vmap(jax.vmap(one))(state_SP)
 
     def run(
-        self, points: Sequence[Point], size: int, tick: Callable[[int, float], None] | None = None
+        self,
+        points: Sequence[Point],
+        size: int,
+        tick: Callable[[int, float], None] | None = None,
+        ready: Callable[[Program, Trial], None] | None = None,
     ) -> Outcome:
         """All rounds of at most `size` points; fewer are padded to `size` with copies of the last.
 
-        `tick(rounds done, lowest loss)` is called after each segment and may raise to stop.
+        `tick(rounds done, lowest loss)` is called after each segment and may raise to stop. `ready`
+        is called before the first with the compiled program, and with a function that tries one
+        round and gives its seconds.
         """
         padded = [*points, *[points[-1]] * (size - len(points))]
         names = self.definition.named_in(points[0])
@@ -139,9 +147,12 @@ class Sweep:
         segments = []
         done = 0
         for length in self.setting.chunks:
-            state, losses_SPC = self._advance(
-                self.task, numbers_P, state, self._population, length=length
-            )
+            given = (self.task, numbers_P, state, self._population)
+            if ready is not None:
+                program = compiled(self._advance, *given, length=length)
+                ready(program, partial(self._trial, given))
+                ready = None
+            state, losses_SPC = self._advance(*given, length=length)
             segments.append(np.asarray(losses_SPC)[:, : len(points)])
             done += length
             if tick is not None:
@@ -151,6 +162,11 @@ class Sweep:
         curves_PST = np.moveaxis(np.concatenate(segments, axis=2), 0, 1)
         bad = np.logical_or.accumulate(~np.isfinite(curves_PST), axis=2)
         return Outcome(np.where(bad, np.float32(np.nan), curves_PST), seen.pop("finite"), seen)
+
+    def _trial(self, given: tuple[Any, ...]) -> tuple[float, float]:
+        """Compile and try one round, nothing of which is kept → its seconds, none for a look."""
+        compiled(self._advance, *given, length=1)
+        return seconds_of(self._advance, *given, length=1), 0.0
 
 
 def _lowest(losses_SPC: np.ndarray) -> float:

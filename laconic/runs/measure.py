@@ -1,6 +1,6 @@
 """What a run measures: metrics on held-out data, whether weights are finite, and step times."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from laconic.tasks.base import Task
 from laconic.tasks.own import check_names
 
 EVALUATION_BATCH = 250
+Metrics = Callable[[Task, Shared], dict[str, jax.Array]]
 
 
 def all_finite(tree: Any) -> jax.Array:
@@ -46,30 +47,33 @@ def heldout_metrics(task: Task, shared: Shared, split: str = "test") -> dict[str
     return jax.tree.map(lambda t: t / n, total)
 
 
-def final_metrics(task: Task, shared: Shared) -> dict[str, float]:
-    """The task's metrics on its test split as numbers; nothing if it has none."""
-    found = jax.jit(heldout_metrics)(task, shared)
-    return {name: float(value) for name, value in found.items()}
+def as_numbers(metrics: Metrics, task: Task, shared: Shared) -> dict[str, float]:
+    """Metrics of a model as numbers."""
+    return {name: float(value) for name, value in jax.jit(metrics)(task, shared).items()}
+
+
+def one_item(task: Task, batch: int) -> Any:
+    """What a local step is fed: indices of `batch` examples, or the first batch of a stream."""
+    feed = task.feed
+    if isinstance(feed, Streamed):
+        return next(iter(feed.batches()))
+    return feed.sample(jax.random.key(1), (batch,))
 
 
 def broken_metric(heldout: Mapping[str, Any]) -> str | None:
     """In words, the first metric of a user's own that is not finite while the loss is."""
     for name, values in heldout.items():
+        if name in ("loss", "accuracy", "valid_loss"):
+            continue
         bad = ~np.isfinite(values) & np.isfinite(heldout["loss"])
-        if name not in ("loss", "accuracy") and np.any(bad):
+        if np.any(bad):
             return f"the test metric {name!r} is {np.asarray(values)[bad].flat[0]}"
     return None
 
 
 def local_step_seconds(task: Task, batch: int) -> float:
     """Seconds that a worker's local step of plain SGD takes here, with gathering its minibatch."""
-    feed = task.feed
-    item = (
-        next(iter(feed.batches()))
-        if isinstance(feed, Streamed)
-        else feed.sample(jax.random.key(1), (batch,))
-    )
-    items = jax.tree.map(lambda x: jnp.asarray(x)[None], item)
+    items = jax.tree.map(lambda x: jnp.asarray(x)[None], one_item(task, batch))
     shared = Shared(*task.init(jax.random.key(0)))
 
     def step(task: Task, shared: Shared) -> Any:

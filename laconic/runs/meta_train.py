@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from laconic.errors import LaconicError, require_seed
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh
 from laconic.outer.learned import Theta
+from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled, step_operations
 from laconic.runs.folder import (
     Interrupted,
     Observer,
@@ -368,6 +369,7 @@ def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str,
     config, start = run.config, time.monotonic()
     run.observer.begin(LABEL, config.steps, run.done, run.trainer.rounds_per_step)
     _replay(run)
+    outlook = _outlook(run)
     deadline = None if config.minutes is None else start + 60 * config.minutes
     tick, burst, first = start, 1, run.done + 1
     while run.done < config.steps:
@@ -378,6 +380,7 @@ def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str,
         began = time.monotonic()
         _advance(run, count)
         now = time.monotonic()
+        outlook.took(count, now - tick)
         burst = max(1, min(100, round(LOOK_SECONDS * count / max(now - began, 1e-6))))
         run.seconds, tick = run.seconds + now - tick, now
         if run.done % config.judge_every == 0 or run.done == config.steps:
@@ -401,6 +404,38 @@ def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str,
             )
     run.save()
     return run.folder.path, run.finish()
+
+
+def _outlook(run: MetaRun) -> Outlook:
+    """Compile an outer step → what tells how long the rest takes, unless --minutes does."""
+    config, trainer = run.config, run.trainer
+    runs = trainer.rounds_per_step // len(trainer.inners)  # rounds of each task in an outer step
+    judged = config.judge_seeds * config.longest * (2 if config.average else 1)
+    judging = 1 + judged / (runs * config.judge_every)
+
+    def work() -> float:
+        rows = zip(trainer.tasks, trainer.inners, strict=True)
+        each = [x.workers * x.local_steps * step_operations(task, x.batch) for task, x in rows]
+        return runs * sum(each)
+
+    def trial() -> tuple[float, float]:
+        trainer.judge(run.state.theta, 1, 1)
+        began = time.monotonic()
+        trainer.judge(run.state.theta, 1, 1)
+        return runs * (time.monotonic() - began), 0.0
+
+    command = by_the_first(lambda: run.folder.header["command"]) or ""
+    outlook = Outlook(
+        Forecast(run.observer, command, {}, told=jax.process_count() > 1),
+        work,
+        lambda done, step, _: (config.steps - done) * step * judging,
+        programs=2,
+    )
+    if run.done < config.steps and not outlook.forecast.told:
+        program = _fitting(run, lambda: compiled(*trainer.step_on(run.state)))
+        outlook.forecast.told = config.minutes is not None
+        outlook.ready(run.done, program, trial)
+    return outlook
 
 
 def _replay(run: MetaRun) -> None:
@@ -429,27 +464,33 @@ def _too_short(run: MetaRun, seconds: float) -> LaconicError:
     )
 
 
-def _advance(run: MetaRun, count: int) -> None:
-    shown: list[Progress] = []
+def _fitting(run: MetaRun, action: Callable[[], T]) -> T:
+    """What `action` gives; if memory is too small for it, the error says what to lower."""
     try:
+        return action()
+    except (jax.errors.JaxRuntimeError, TooLarge) as error:
+        if not out_of_memory(error):
+            raise
+        needed = f" ({error})" if isinstance(error, TooLarge) else ""
+        raise LaconicError(
+            f"meta-training does not fit in the device's memory with {run.config.pairs} pairs of "
+            f"runs for each task{needed}. Begin anew with fewer --pairs, a smaller --batch or "
+            "fewer workers, or spread them with --devices."
+        ) from None
+
+
+def _advance(run: MetaRun, count: int) -> None:
+    def steps() -> list[Progress]:
+        shown = []
         for _ in range(count):
             run.state, progress = run.trainer.advance(run.state)
             shown.append(progress)
-        losses, norms = (
-            np.stack([np.asarray(getattr(p, what)) for p in shown]) for what in ("loss", "norm")
-        )
-    except jax.errors.JaxRuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        raise LaconicError(
-            f"meta-training does not fit in the device's memory with {run.config.pairs} pairs of "
-            "runs for each task. "
-            "Begin anew with fewer --pairs, a smaller --batch or fewer workers, or spread them "
-            "with --devices."
-        ) from None
+        return jax.device_get(shown)
+
+    shown = _fitting(run, steps)
     run.done += count
-    run.losses += list(losses)
-    run.norms += list(norms)
+    run.losses += [progress.loss for progress in shown]
+    run.norms += [progress.norm for progress in shown]
     _show(run, run.done - count)
 
 

@@ -7,6 +7,7 @@ Legend: S seeds, C rounds of a chunk, K workers, H local steps, B examples.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -39,7 +40,17 @@ from laconic.round import (
     mean_losses,
     worker_keys,
 )
-from laconic.runs.measure import all_finite, broken_metric, heldout_metrics
+from laconic.runs.early import look
+from laconic.runs.estimate import (
+    Program,
+    TooLarge,
+    Trial,
+    compiled,
+    operations,
+    seconds_of,
+    step_operations,
+)
+from laconic.runs.measure import all_finite, broken_metric, heldout_metrics, one_item
 from laconic.show.timing import (
     Traffic,
     all_gather_traffic,
@@ -175,7 +186,8 @@ class Simulation:
                 rounds_C, streamed
             )
             state, losses_CK = jax.lax.scan(one_round, state, items_C)
-            seen = {"finite": all_finite(state.shared), **heldout_metrics(task, state.shared)}
+            metrics = heldout_metrics if self.setting.patience is None else look
+            seen = {"finite": all_finite(state.shared), **metrics(task, state.shared)}
             return state, losses_CK, seen
 
         each = over_seeds(one_seed, len(self.setting.seeds), self.setting.seeds_at_once)
@@ -208,18 +220,27 @@ class Simulation:
             lambda x: jnp.moveaxis(x.reshape(length, seeds, self.K, *x.shape[2:]), 1, 0), stacked
         )
 
-    def run(self, state: RoundState, done: int = 0, keep_going: bool = False) -> Iterator[Chunk]:
+    def run(
+        self,
+        state: RoundState,
+        done: int = 0,
+        keep_going: bool = False,
+        ready: Callable[[Program, Trial], None] | None = None,
+    ) -> Iterator[Chunk]:
         """From `state` after `done` rounds to the end, one `Chunk` at a time.
 
         Raises `Diverged` at the first non-finite loss unless told to keep going. Close the iterator
-        to stop early.
+        to stop early. `ready` is called before the first chunk with the compiled program, and with
+        a function that tries one round and gives its seconds.
         """
         try:
             for length in _remaining(self.setting.chunks, done):
-                streamed = self._take_stream(done, length)
-                new, losses, seen = self._advance(
-                    self.task, state, streamed, self._population, length=length
-                )
+                given = (self.task, state, self._take_stream(done, length), self._population)
+                if ready is not None:
+                    program = compiled(self._advance, *given, length=length)
+                    ready(program, partial(self._trial, given))
+                    ready = None
+                new, losses, seen = self._advance(*given, length=length)
                 losses = np.asarray(losses)
                 heldout = {name: np.asarray(value) for name, value in seen.items()}
                 finite_S = heldout.pop("finite")
@@ -232,6 +253,32 @@ class Simulation:
             if self._stream is not None:
                 self._stream.close()
                 self._stream = None
+
+    def _trial(self, given: tuple[Any, ...]) -> tuple[float, float]:
+        """Compile and try one round, nothing of which is kept → its seconds, and those of a look at
+        held-out data."""
+        task, state, streamed, population = given
+        streamed = jax.tree.map(lambda x: x[:, :1], streamed)
+        compiled(self._advance, task, state, streamed, population, length=1)
+        both = seconds_of(self._advance, task, state, streamed, population, length=1)
+        looked_at = task.feed.size("test") if "test" in task.feed.splits else 0
+        trained_on = 3 * self.K * self.H * self.setting.batch  # a gradient is worth three losses
+        look = both * looked_at / (trained_on + looked_at)
+        return both - look, look
+
+    def operations(self) -> float:
+        """The floating-point operations of a round of all seeds."""
+        S = len(self.setting.seeds)
+        streamed = None
+        if isinstance(self.task.feed, Streamed):
+            sizes = (S, 1, self.K, self.H)
+            shape = lambda x: jax.ShapeDtypeStruct((*sizes, *x.shape), x.dtype)
+            streamed = jax.tree.map(shape, one_item(self.task, self.setting.batch))
+        state = jax.eval_shape(self._init, self.task, keys_of(self.setting.seeds))
+        given = (self.task, state, streamed, self._population)
+        step = step_operations(self.task, self.setting.batch)
+        others = S * self.K * (self.H - 1) * step  # a loop's body is counted once
+        return others + operations(self._advance.lower(*given, length=1))
 
     def _check(
         self,
@@ -341,8 +388,8 @@ Found = TypeVar("Found")
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether XLA ran out of memory."""
-    return "RESOURCE_EXHAUSTED" in str(error)
+    """Whether XLA ran out of memory, or would."""
+    return isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def in_parts(
@@ -355,12 +402,13 @@ def in_parts(
     while True:
         try:
             return run(at_once)
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, TooLarge) as error:
             if not out_of_memory(error):
                 raise
+            needed = f" ({error})" if isinstance(error, TooLarge) else ""
         if at_once == 1:
             raise LaconicError(
-                f"{refusal}, or a task's options that save memory, such as compute=bf16."
+                f"{refusal}, or a task's options that save memory, such as compute=bf16{needed}."
             )
         at_once = -(-at_once // 2)
         note(at_once)

@@ -16,6 +16,7 @@ from laconic.errors import LaconicError, require_positive
 from laconic.federated.population import Federated
 from laconic.method import Point, Setting, seeds_from
 from laconic.methods import optimizer_sha256, parse_swept
+from laconic.runs.estimate import Forecast, Outlook, step_operations
 from laconic.runs.folder import Interrupted, Observer, RunFolder, describe, is_another
 from laconic.runs.grid import Outcome, Sweep, parse_grid, without_repeats
 from laconic.runs.settings import begun_with
@@ -250,6 +251,7 @@ def _run_chunks(
     passed, total = (len(chunks) - len(todo)) * T, len(chunks) * T
     if todo:
         observer.begin(engine.method, total, passed)
+    outlook = _outlook(engine, len(chunks[0]), len(todo), folder, observer)
 
     def leave_if_asked() -> None:
         if stop():
@@ -258,14 +260,20 @@ def _run_chunks(
             )
 
     for c in todo:
+        began = ticked = time.monotonic()
 
         def tick(done: int, loss: float, passed: int = passed) -> None:
+            nonlocal ticked
+            now = time.monotonic()
+            outlook.took(min(done, engine.setting.evaluate_every), now - ticked, last=done == T)
+            ticked = now
             observer.progress(engine.method, passed + done, loss)
             if done < T:  # the points of a whole chunk are written first
                 leave_if_asked()
 
-        began = time.monotonic()
-        outcome = engine.run([points[i] for i in chunks[c]], len(chunks[0]), tick)
+        outcome = engine.run(
+            [points[i] for i in chunks[c]], len(chunks[0]), tick, partial(outlook.ready, 0)
+        )
         seconds = round(time.monotonic() - began, 3)
         for p, i in enumerate(chunks[c]):
             if i not in recorded:  # some are, if a run died while it wrote this chunk
@@ -280,6 +288,21 @@ def _run_chunks(
         passed += T
         if passed < total:
             leave_if_asked()
+
+
+def _outlook(
+    engine: Sweep, points: int, chunks: int, folder: RunFolder, observer: Observer
+) -> Outlook:
+    """What tells how long so many chunks of so many points take."""
+    setting = engine.setting
+    S, T = len(setting.seeds), setting.rounds
+    forecast = Forecast(observer, folder.header.get("command", ""), {"seeds": S, "rounds": T})
+
+    def work() -> float:
+        steps = points * S * setting.workers * setting.local_steps * setting.evaluate_every
+        return steps * step_operations(engine.task, setting.batch)
+
+    return Outlook(forecast, work, lambda done, per_round, _: chunks * T * per_round)
 
 
 def _record(engine: Sweep, point: Point, outcome: Outcome, p: int, rule: Rule) -> Record:

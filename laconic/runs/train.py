@@ -9,8 +9,9 @@ its last checkpoint.
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive
 from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
+from laconic.runs.early import Looks, check_patience, look, watched
+from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled, seconds_of, step_operations
 from laconic.runs.folder import (
     SIMULATED,
     WORKER_LOGS,
@@ -34,9 +37,18 @@ from laconic.runs.folder import (
     read_header,
     spelled,
 )
-from laconic.runs.measure import broken_metric, final_metrics
+from laconic.runs.measure import as_numbers, broken_metric, heldout_metrics
 from laconic.runs.settings import begun_with, read_config, require_same, settled
-from laconic.runs.train_log import Log, check_checkpoint, finish, forget_after, log_name
+from laconic.runs.train_log import (
+    LOOK,
+    Log,
+    check_checkpoint,
+    finish,
+    forget_after,
+    log_name,
+    looks_in,
+)
+from laconic.show.metrics import stopped_early
 from laconic.store import checkpoint
 from laconic.store.records import plain, read
 from laconic.tasks.base import Task
@@ -44,6 +56,7 @@ from laconic.tasks.catalog import OWN_TASK, given_task, is_own
 
 OWN = ("out", "checkpoint_every")  # each process may have its own
 WEIGHTS = "weights.safetensors"
+BEST = "best.safetensors"  # of a training that may stop early: after its best look
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,11 @@ class TrainConfig:
     largest median of a round so far."""
     checkpoint_every: int = 50
     """Rounds between two checkpoints; 0: only at the end."""
+    patience: int | None = None
+    """Stop once so many looks in a row found no lower validation loss (test loss, where a task has
+    no validation split), and keep the best weights in best.safetensors; never by default."""
+    evaluate_every: int = 10
+    """Rounds between two looks at held-out data, where there is a patience."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -126,6 +144,8 @@ def train(
     command = command or begun_with("train", config, own_task=task is not None)
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
+    if config.patience is not None:
+        watched(task)
     about = _about(config, task, source, SIMULATED)
     with RunFolder.create("train", config.out, config.task, config, command, **about) as folder:
         _simulate(config, method, task, folder, observer or Observer(), stop)
@@ -207,8 +227,10 @@ def _simulate(
     stop: Callable[[], bool],
 ) -> None:
     engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
-    seal = _seal("alone", config)
-    Part(replace(config, out=folder.path), task, engine, seal, folder, observer).carry_out(stop)
+    part = Part(
+        replace(config, out=folder.path), task, engine, _seal("alone", config), folder, observer
+    )
+    part.carry_out(stop)
 
 
 # --- what a config stands for ---------------------------------------------------------------------
@@ -221,7 +243,8 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
         raise LaconicError(
             f"checkpoint_every counts rounds, or is 0 for none, got {config.checkpoint_every}."
         )
-    require_positive(norm_limit=config.norm_limit)
+    require_positive(norm_limit=config.norm_limit, evaluate_every=config.evaluate_every)
+    check_patience(config.patience, config.rounds, config.evaluate_every)
     setting = Setting(
         config.workers,
         config.local_steps,
@@ -243,7 +266,8 @@ def run_name(config: TrainConfig) -> str:
     A learned optimizer counts by its contents: its file may lie elsewhere on another machine, and
     another laconic there may have another one of a published name.
     """
-    said = {name: value for name, value in asdict(settled(config)).items() if name not in OWN}
+    without = OWN if config.patience is not None else (*OWN, "patience", "evaluate_every")
+    said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     contents = contents_of(config)
     if contents is not None:
         _, colon, options = config.optimizer.partition(":")
@@ -317,11 +341,14 @@ class Part:
     folder: RunFolder
     observer: Observer
     turn: Turn | None = None
+    looks: dict[int, float] = field(default_factory=dict)  # held-out loss by round
 
     def carry_out(self, stop: Callable[[], bool]) -> None:
         """All rounds, written down as they come, then the final weights and what they are worth."""
         method, setting = parts_of(self.config)
         log = Log(self.folder, self.observer.note)
+        if self.config.patience is not None:
+            self.looks = looks_in(self.folder.records(), watched(self.task))
         loop = Loop(
             self.task,
             method,
@@ -333,9 +360,11 @@ class Part:
             norm_limit=self.config.norm_limit,
             at=self._at,
             running=digests_of(self.folder.header["task"]),
-            committed=lambda report, due: log.add(row_of(report), at_once=due),
+            committed=lambda report, due: self._committed(loop, log, report, due),
         )
         done = _saved_rounds(self.folder.path, self.engine)
+        if self._early().get("stopped"):  # killed between its last round and its end
+            loop.last = done
         log.start(self.engine.mine[0], done)
         self.observer.begin("training", setting.rounds, done)
         if self.turn is not None:
@@ -346,21 +375,52 @@ class Part:
             log.flush()
         self._finish(loop, log)
 
+    def _committed(self, loop: Loop, log: Log, report: Report, due: bool) -> None:
+        """Write a round down, before its checkpoint, with a look at held-out data if one is due."""
+        row = row_of(report)
+        if self.config.patience is not None and (
+            report.round % self.config.evaluate_every == 0 or report.round == self.config.rounds
+        ):
+            row[LOOK] = as_numbers(look, loop.programs.task, report.shared)
+            self.looks[report.round] = row[LOOK][watched(self.task)]
+            early = self._early()
+            if early["best_round"] == report.round:
+                about = {**early, "round": report.round, **row[LOOK], **self._names()}
+                checkpoint.save(self.folder.path / BEST, report.shared, about)
+            if early["stopped"]:
+                loop.last = report.round
+        log.add(row, at_once=due or report.round == loop.last)
+
+    def _early(self) -> dict[str, Any]:
+        """What is to be said about early stopping; nothing if it was not asked for."""
+        if self.config.patience is None or not self.looks:
+            return {}
+        looks = Looks(list(self.looks), list(self.looks.values()), self.config.patience)
+        return looks.facts(watched(self.task))
+
+    def _names(self) -> dict[str, str]:
+        return {"task": self.config.task, "optimizer": self.config.optimizer}
+
     def _at(self, point: str, now: int) -> None:
         if point == BEFORE_QUORUM and self.turn is not None:
             self.turn.give()
 
     def _rounds(self, loop: Loop, log: Log, stop: Callable[[], bool]) -> None:
-        stopping = first = False
+        stopping = False
+        last: float | None = None  # when the last round was done
+        outlook = self._outlook(loop)
         with contextlib.closing(loop.rounds()) as reports:
             for report in reports:
-                if not first:
-                    first = True
+                now = time.monotonic()
+                if last is None:
                     self._check_company(report)
+                elif outlook is not None:
+                    outlook.took(1, now - last)
+                last = now
                 row = row_of(report)
                 log.complete(row)
                 self.observer.round(row)
-                if stopping and report.round < self.config.rounds:
+                if stopping and report.round < loop.last:
                     raise Interrupted(
                         f"asked to stop after round {report.round} of {self.config.rounds}.",
                         self.folder.path,
@@ -368,6 +428,28 @@ class Part:
                 if stop():
                     stopping = True
                     loop.every = 1  # one more round, and that one is saved
+
+    def _outlook(self, loop: Loop) -> Outlook | None:
+        """Compile the local steps of a training in one process → what tells how long it takes."""
+        if len(self.engine.mine) < self.engine.slots:
+            return None
+        steps, T = loop.programs.K * loop.programs.H, self.config.rounds
+        outlook = Outlook(
+            Forecast(self.observer, self.folder.header["command"], {"rounds": T}),
+            lambda: steps * step_operations(self.task, self.config.batch),
+            lambda done, per_round, _: (T - done) * per_round,
+        )
+        done = _saved_rounds(self.folder.path, self.engine)
+        local, *given = loop.programs.local_program()
+        try:
+            program = compiled(local, *given)
+        except TooLarge as error:
+            raise LaconicError(
+                f"this training does not fit in memory: {error}. Use smaller batches or fewer "
+                "workers, or a task's options that save memory, such as compute=bf16."
+            ) from None
+        outlook.ready(done, program, lambda: (seconds_of(local, *given), 0.0))
+        return outlook
 
     def _check_company(self, report: Report) -> None:
         """A worker that begins all by itself is not among those it was meant to join."""
@@ -392,16 +474,18 @@ class Part:
         replica, digest = loop.final
         about = {"round": int(replica.round), "digest": digest.hex()}
         self.observer.end(about)
-        named = {"task": self.config.task, "optimizer": self.config.optimizer, **about}
-        checkpoint.save(self.folder.path / WEIGHTS, replica.shared, named)
+        checkpoint.save(self.folder.path / WEIGHTS, replica.shared, {**self._names(), **about})
+        early = self._early()
+        if early.get("stopped"):
+            self.observer.note(f"training {stopped_early(early)}.")
         counts = {
             "message_bits": loop.programs.message_bits,
             "refused": dict(self.engine.counts.refused),
         }
-        heldout = final_metrics(loop.programs.task, replica.shared)
+        heldout = as_numbers(heldout_metrics, loop.programs.task, replica.shared)
         if broken := broken_metric(heldout):
             raise LaconicError(
                 f"{broken} after the last round. The weights are saved in {self.folder.path}; mend "
                 "the metric and resume the training."
             )
-        log.end(**about, **counts, heldout=heldout)
+        log.end(**about, **counts, heldout=heldout, **({"early": early} if early else {}))

@@ -6,6 +6,7 @@ and what several of them wrote is put together into `records.jsonl`. Kinds of re
 thing told of a round), "end", and "summary".
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from laconic.store.records import RECORDS, read
 CURVE = "loss.png"
 FLUSH_SECONDS = 5.0
 KEPT = tuple(NEEDED["rounds"].split())
+LOOK = "heldout"  # metrics after some of the rounds, where a training may stop early
 
 
 def log_name(engine: Engine) -> str:
@@ -53,14 +55,14 @@ class Log:
 
     def add(self, row: Row, at_once: bool) -> None:
         """A committed round, written `at_once` before its checkpoint, so that none is lost."""
-        self.waiting.append({name: row[name] for name in KEPT})
+        self.waiting.append({name: row[name] for name in (*KEPT, LOOK) if name in row})
         if at_once or time.monotonic() - self.written_at > FLUSH_SECONDS:
             self.flush()
 
     def complete(self, row: Row) -> None:
         """The same round once its checkpoint is there too, with the time and the notes of that."""
         if self.waiting and self.waiting[-1]["round"] == row["round"]:
-            self.waiting[-1] = {name: row[name] for name in KEPT}
+            self.waiting[-1] |= {name: row[name] for name in KEPT}
 
     def flush(self) -> None:
         """Write the rounds that wait; if that fails they wait on, for a full disk must not stop
@@ -121,12 +123,22 @@ def check_checkpoint(folder: RunFolder, saved: Path, every: int) -> None:
 
 def rows_of(record: dict[str, Any]) -> list[Row]:
     """The rounds of a "rounds" record."""
-    columns = zip(*(record[name] for name in KEPT), strict=True)
-    return [dict(zip(KEPT, values, strict=True)) for values in columns]
+    names = [name for name in (*KEPT, LOOK) if name in record]
+    columns = zip(*(record[name] for name in names), strict=True)
+    return [dict(zip(names, values, strict=True)) for values in columns]
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in KEPT}
+    columns = {name: [row[name] for row in rows] for name in KEPT}
+    looks = [row.get(LOOK) for row in rows]
+    return {**columns, LOOK: looks} if any(looks) else columns
+
+
+def looks_in(records: Sequence[dict[str, Any]], metric: str) -> dict[int, float]:
+    """A held-out metric by the round it was looked at; NaN where it was not finite."""
+    rows = [row for record in records if record["kind"] == "rounds" for row in rows_of(record)]
+    found = {row["round"]: row[LOOK][metric] for row in rows if row.get(LOOK)}
+    return {at: math.nan if value is None else value for at, value in found.items()}
 
 
 def lives_of(records: Sequence[dict[str, Any]]) -> list[Life]:

@@ -111,7 +111,21 @@ def _row(record: Record, reference: Any, target: float | None, link: Link | None
         "received_megabytes": traffic.received_bits * curves.shape[1] / 8e6,
         "seconds_to_target": seconds,
         "diverged": int(np.sum(record["diverged"])),
+        **_best_look(record),
     }
+
+
+def _best_look(record: Record) -> Row:
+    """Where a method may stop early: its lowest held-out loss, its round and its test loss."""
+    early = record.get("early")
+    if early is None:
+        return {}
+    there = None
+    if early["best_round"] is not None and "loss" in record["heldout"]:
+        look = record["evaluated_at"].index(early["best_round"])
+        there = float(np.array(record["heldout"]["loss"], dtype=float)[:, look].mean())
+    names = ("watched", "best_round", "best_loss", "stopped")
+    return {**{name: early[name] for name in names}, "best_test_loss": there}
 
 
 # --- records with labels that people read ---------------------------------------------------------
@@ -170,6 +184,7 @@ def _columns(summary: Record, link_given: bool) -> list[Column]:
     for own in dict.fromkeys(name for row in rows for name in row.get("test_metrics", {})):
         value = lambda r, own=own: number(r.get("test_metrics", {}).get(own))
         found.append(Column(f"test {own}", value))
+    found += _best_columns(rows)
     sent = lambda r: number(r["sent_megabytes"])
     received = lambda r: number(r["received_megabytes"])
     found.append(Column("MB sent", sent, "sent_megabytes", min))
@@ -177,6 +192,21 @@ def _columns(summary: Record, link_given: bool) -> list[Column]:
     if any(row["diverged"] for row in rows):
         found.append(Column("diverged seeds", lambda r: count(r["diverged"])))
     return found
+
+
+def _best_columns(rows: Sequence[Row]) -> list[Column]:
+    """The lowest held-out losses, where methods may stop early."""
+    if "best_round" not in rows[0]:
+        return []
+    at = lambda r: "" if r["best_round"] is None else f" (round {count(r['best_round'])})"
+    best = lambda r: number(r["best_loss"]) + at(r)
+    if rows[0]["watched"] == "loss":
+        return [Column("best test loss", best, "best_loss", min)]
+    there = lambda r: number(r["best_test_loss"])
+    return [
+        Column("best valid. loss", best, "best_loss", min),
+        Column("test loss there", there, "best_test_loss", min),
+    ]
 
 
 def summary_table(records: Sequence[Record]) -> Table:
@@ -257,7 +287,9 @@ def _left_out(records: Sequence[Record]) -> str:
 def verdict(records: Sequence[Record]) -> str:
     """One sentence in plain words: which method won, by how much, or that none did."""
     config, summary = of_kind(records, "run")[0]["config"], summary_of(records)
-    rounds = config["rounds"]
+    rounds = count(config["rounds"])
+    if config.get("patience"):
+        rounds = f"at most {rounds}"
     target = summary["target_loss"]
     left_out = bounds(records)
     if len(left_out) == len(summary["rows"]):
@@ -274,13 +306,13 @@ def verdict(records: Sequence[Record]) -> str:
     arrived = [row for row in rivals if row["rounds_to_target"]]
     arrived.sort(key=lambda row: row["rounds_to_target"])
     if not arrived:
-        return f"No method reached {goal} in {count(rounds)} rounds. {_lowest_loss(rivals, rounds)}"
+        return f"No method reached {goal} in {rounds} rounds. {_lowest_loss(rivals, rounds)}"
     taken = arrived[0]["rounds_to_target"]
     name = arrived[0]["label"]
     if reference is not None:
         theirs = reference["rounds_to_target"]
         if theirs is None:
-            told = f"{reference['label']} did not in {count(rounds)}"
+            told = f"{reference['label']} did not in {rounds}"
             return f"{name} reached {goal} in {count(taken)} rounds; {told}."
         if theirs == taken:
             told = f"{reference['label']}, which took {count(taken)}"
@@ -288,7 +320,7 @@ def verdict(records: Sequence[Record]) -> str:
         gain = f"{count(taken)} rounds instead of {count(theirs)}: {_fewer(taken, theirs)}"
         return f"{name} reached {goal} in {gain}{_doubt(arrived[0] if own else {})}."
     if len(arrived) == 1:
-        return f"Only {name} reached {goal}, in {count(taken)} rounds of {count(rounds)}."
+        return f"Only {name} reached {goal}, in {count(taken)} rounds of {rounds}."
     second = f"{arrived[1]['label']}, took {count(arrived[1]['rounds_to_target'])}"
     return f"{name} reached {goal} first, in {count(taken)} rounds; the next, {second}."
 
@@ -309,15 +341,15 @@ def _doubt(row: Row) -> str:
     return f", though {doubt}"
 
 
-def _lowest_loss(rows: Sequence[Row], rounds: int) -> str:
+def _lowest_loss(rows: Sequence[Row], rounds: str) -> str:
     known = [row for row in rows if row["final_train"] is not None]
     if not known:
         return "Every method diverged."
     best = min(known, key=lambda row: row["final_train"])
     loss = number(best["final_train"])
     if len(rows) == 1:
-        return f"{best['label']} ended at a training loss of {loss} after {count(rounds)} rounds."
-    return f"After {count(rounds)} rounds {best['label']} has the lowest training loss, {loss}."
+        return f"{best['label']} ended at a training loss of {loss} after {rounds} rounds."
+    return f"After {rounds} rounds {best['label']} has the lowest training loss, {loss}."
 
 
 def notes(records: Sequence[Record]) -> list[str]:
@@ -338,6 +370,8 @@ def notes(records: Sequence[Record]) -> list[str]:
         bad, seeds = sum(method["diverged"]), len(method["diverged"])
         if bad:
             found.append(f"{method['label']} diverged in {bad} of {seeds} seeds.")
+    stops = [method for method in methods if method.get("early", {}).get("stopped")]
+    found += [f"{method['label']} {metrics.stopped_early(method['early'])}." for method in stops]
     bound = "runs on one worker and sends nothing: a bound, not a rival."
     return found + [f"{label} {bound}" for label in sorted(bounds(records))]
 
@@ -465,6 +499,8 @@ def setting_of(records: Sequence[Record]) -> str:
     config = run["config"]
     task = run["task"]
     run_for = f"{count(config['rounds'])} rounds, {plural(config['seeds'], 'seed')}"
+    if config.get("patience"):
+        run_for = f"at most {run_for}, patience {config['patience']}"
     return (
         f"{task['name']}, {count(task['parameters'])} parameters · {sizes_of(config)} · {run_for}"
     )

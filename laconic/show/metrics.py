@@ -5,6 +5,8 @@ Legend: S seeds, T rounds, E evaluations. A *curve* [T] holds the train loss of 
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -169,3 +171,16 @@ def _numbers(values: ArrayLike) -> np.ndarray:
     except (TypeError, ValueError) as error:
         why = f"loss curves must be numbers, with one length for all seeds: {error}."
         raise LaconicError(why) from error
+
+
+WATCHED = {"valid_loss": "validation loss", "loss": "test loss"}
+
+
+def stopped_early(early: Mapping[str, Any]) -> str:
+    """Where a run stopped and why, in words."""
+    name = WATCHED[early["watched"]]
+    best = f"{name} was never finite"
+    if early["best_round"] is not None:
+        best = f"{name} was lowest after round {early['best_round']} ({early['best_loss']:.4g})"
+    since = f"no lower one in {early['patience']} looks"
+    return f"stopped after round {early['stopped']}: {best}, {since}"

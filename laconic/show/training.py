@@ -20,6 +20,7 @@ import numpy as np
 from laconic.show import figures
 from laconic.show import page as html
 from laconic.show.curves import Panel, Record, drawable, of_kind, plain_curve, style
+from laconic.show.metrics import WATCHED, stopped_early
 from laconic.show.table import MISSING, count, duration, number, percent
 from laconic.store import atomic
 
@@ -54,6 +55,7 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
         "rounds": max((end["round"] for end in ends), default=len(first)),
         "loss": float(np.mean(losses)) if losses else None,
         "heldout": next((end["heldout"] for end in ends if end["heldout"]), {}),
+        **next(({"early": end["early"]} for end in ends if "early" in end), {}),
         "final_digests": sorted({end["digest"] for end in ends}),
         "rounds_apart": sorted(
             r for r, rows in reported.items() if len({row["digest"] for row in rows}) > 1
@@ -183,6 +185,8 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     ]
     for name, value in end["heldout"].items():
         found.append((f"test {name}", percent(value) if name == "accuracy" else number(value)))
+    if "early" in end:
+        found.append(("early stopping", _early(end["early"])))
     found.append(("state", agreement(end)))
     if len(end["workers"]) > 1:
         found += _costs(end)
@@ -190,6 +194,16 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
         if counts:
             found.append((what, ", ".join(f"{count(n)} × {why}" for why, n in counts.items())))
     return found
+
+
+def _early(early: Record) -> str:
+    """Where a training stopped and why, or its best round if it did not."""
+    if early["stopped"]:
+        return stopped_early(early)
+    name = WATCHED[early["watched"]]
+    if early["best_round"] is None:
+        return f"{name} was never finite"
+    return f"{name} was lowest after round {early['best_round']} ({number(early['best_loss'])})"
 
 
 def agreement(end: Record) -> str:

@@ -41,8 +41,8 @@ def roomy(monkeypatch, most):
     """A device on which only so many seeds fit side by side; the first chunk always does."""
     chunk = Simulation.run
 
-    def run(self, state, done=0, keep_going=False):
-        for i, found in enumerate(chunk(self, state, done, keep_going)):
+    def run(self, state, done=0, keep_going=False, ready=None):
+        for i, found in enumerate(chunk(self, state, done, keep_going, ready)):
             if i and (self.setting.seeds_at_once or len(self.setting.seeds)) > most:
                 raise FULL
             yield found
@@ -86,7 +86,7 @@ def test_a_seed_that_does_not_fit_alone_is_one_clear_error(tmp_path, monkeypatch
 
 @pytest.mark.usefixtures("reported")
 def test_other_failures_stay_what_they_are(tmp_path, monkeypatch):
-    def run(self, state, done=0, keep_going=False):
+    def run(self, state, done=0, keep_going=False, ready=None):
         raise jax.errors.JaxRuntimeError("INTERNAL: a kernel failed")
         yield
 
@@ -127,6 +127,7 @@ def test_a_point_that_does_not_fit_alone_is_one_clear_error(tmp_path, monkeypatc
         swept(tmp_path / "run", Notes(), monkeypatch)
 
 
+@pytest.mark.usefixtures("standard_promotion")
 def test_meta_training_that_does_not_fit_says_what_to_lower(tmp_path, monkeypatch, raises_clearly):
     monkeypatch.setattr(MetaTrainer, "advance", lambda self, state: _raise(FULL))
     with raises_clearly("2 pairs", "--pairs", "--devices"):
