@@ -95,6 +95,12 @@ def run_reproduce(argv: Sequence[str]) -> int:
         )
     if _scale(again) == "smoke":
         compile_quickly(os.environ)
+    elif isinstance(again, ReproduceConfig) and again.name in EXPERIMENTS:
+        say(
+            f"full scale, for a large GPU: {EXPERIMENTS[again.name].needs()}. Each run says how "
+            f"long it takes here. In minutes: laconic reproduce {again.name} --scale smoke",
+            err,
+        )
     with StopFlag() as stop:
         try:
             if isinstance(again, ReproduceResumeConfig):

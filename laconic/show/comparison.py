@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-USUAL = ("accuracy", "loss")  # metrics that any task may have; others are a user's own
+USUAL = ("accuracy", "loss", "valid_loss")  # of any task; others are a user's own
 LADDER = 5  # round losses in the table of times, beside the target
 LONGEST = 44  # characters of a label in a legend
 SPARE = ("speedup", "MB sent", "MB received")  # columns that a narrow terminal leaves out
