@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent))
 import pages
 
+WHAT = {"benchmark": "docs-check", "command": "make docs-check"}
 TORCH = "torch==2.13.0"  # a version that is to be had as a CPU build
 PYTHON = "import sys; sys.path.append(sys.argv[1]); import pages, pathlib; "
 PYTHON += "done = [block for block, _ in pages.run_python(pathlib.Path(sys.argv[2]))]; "
@@ -124,7 +125,7 @@ def main() -> int:
             for path in paths:
                 home = Path(scratch) / path.stem
                 for found in check_page(path, environment_of(folder), home):
-                    page = {"page": pages.name_of(path), "extras": list(extras)}
+                    page = {**WHAT, "page": pages.name_of(path), "extras": list(extras)}
                     when = datetime.now(UTC).isoformat(timespec="seconds")
                     records.append({**page, **found, **about, "at": when})
                     print(json.dumps(records[-1], ensure_ascii=False), flush=True)

@@ -128,7 +128,7 @@ _FAMILIES = (
 )
 _HELD_OUT_FAMILIES = (
     "fmnist-mlp3:pool=2,width=48@workers=5,local_steps=3,batch=16,gamma=0.2",
-    "imagenet32-mlp3:pool=4,half=second,width=48,activation=silu"
+    "imagenet32-mlp3:pool=4,half=first,width=48,activation=silu"
     "@workers=4,local_steps=8,batch=16,local=adamw,gamma=0.003",
     "fmnist-cnn:pool=2,width=12@workers=6,local_steps=4,batch=8,gamma=0.3",
     f"lm-bytes:file={_TEXT},layers=2@workers=4,local_steps=8,batch=4,local=adamw,gamma=0.003",

@@ -58,7 +58,7 @@ class CompareConfig:
     Example::
 
         CompareConfig(task="fmnist-mlp2", optimizers=("local-sgd", "diloco"), rounds=200)
-        CompareConfig(optimizers=("local-sgd", ("lion", optax.lion(1e-3)), load(path)))
+        CompareConfig(optimizers=("local-sgd", ("lion", optax.lion(1e-3)), load("lopt-a-general")))
     """
 
     task: str = "digits-mlp"

@@ -414,7 +414,7 @@ class Fake:
     def __init__(self, rounds=30, seeds=(0, 1)):
         self.setting, self.chunks = Setting(2, 1, 4, rounds, seeds, 10), []
 
-    def run(self, points, size, tick):
+    def run(self, points, size, tick, ready):
         self.chunks.append([point["gamma"] for point in points])
         assert len(points) <= size
         for done in range(10, self.setting.rounds + 1, 10):
