@@ -1,8 +1,8 @@
 """How rounding grows in a training: the same rounds, computed in two orders.
 
-    python benchmarks/rounding.py [--rounds 100] [--optimizers NAME …] [--out FILE]
+    python benchmarks/rounding.py [--rounds 100] [--trainings NAME …] [--out FILE]
 
-For each optimizer on the bundled digits (K = 4, H = 4, B = 16) it compares the simulator, which
+For each training on the bundled digits (K = 4, H = 4, B = 16) it compares the simulator, which
 runs all workers in one program, with workers that each run a program of their own, as real
 processes do, and with the simulator after a change of the last bit of one weight. The numbers are
 the largest difference of a weight over the largest weight, after some rounds. `step` is the largest
@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,13 @@ from laconic.store.records import provenance, write_json
 from laconic.tasks.catalog import make_task
 
 AFTER = (1, 10, 20, 30, 40, 50, 60, 80, 100)
-DIGITS = TRAIN_RECIPES["digits"][1].optimizer
-OPTIMIZERS = (DIGITS, "lopt-a-digits", "slowmo:gamma=0.1,alpha=1,beta=0.8")
+DIGITS = TRAIN_RECIPES["digits"][1]
+TRAININGS = {
+    "recipe `digits`": DIGITS,
+    **{f"seed {seed}": replace(DIGITS, seed=seed) for seed in (1, 2)},
+    "ReLU": replace(DIGITS, task="digits-mlp"),
+    "ReLU, full step": replace(DIGITS, task="digits-mlp", optimizer="lopt-a-digits"),
+}
 WEIGHT = (0, 36, 5)  # leaf, input, output: a pixel in the middle of the picture
 
 
@@ -121,9 +127,9 @@ def growth(config: TrainConfig, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The figures in Markdown, two columns an optimizer: apart and nudged."""
-    found = figures["optimizers"]
-    heads = [cell for name in found for cell in (f"`{name}`, apart", "one last bit")]
+    """The figures in Markdown, two columns a training: apart and nudged."""
+    found = figures["trainings"]
+    heads = [cell for name in found for cell in (f"{name}: apart", "one last bit")]
     lines = [["after round", *heads], ["---"] * (1 + len(heads))]
     for rows in zip(*(one["rows"] for one in found.values()), strict=True):
         cells = [f"{row[key]:.0e}" for row in rows for key in ("apart", "nudged")]
@@ -135,17 +141,17 @@ def main() -> None:
     """Read the words, measure, print."""
     parser = argparse.ArgumentParser(description="how rounding grows in a training")
     parser.add_argument("--rounds", type=int, default=100, help="rounds of each training")
-    parser.add_argument("--optimizers", nargs="+", default=OPTIMIZERS, help="names or specs")
+    parser.add_argument("--trainings", nargs="+", choices=TRAININGS, default=[*TRAININGS])
     parser.add_argument("--out", type=Path, help="a file for the JSON object")
     options = parser.parse_args()
     found = {}
-    for name in options.optimizers:
-        rows = list(growth(TrainConfig(optimizer=name), options.rounds))
+    for name in options.trainings:
+        rows = list(growth(TRAININGS[name], options.rounds))
         step = max(row["step"] for row in rows)
         found[name] = {"step": step, "rows": [r for r in rows if r["round"] in AFTER]}
         for row in found[name]["rows"]:
             print(name, json.dumps(row), flush=True)
-    figures = {"benchmark": "rounding", "optimizers": found, **provenance()}
+    figures = {"benchmark": "rounding", "trainings": found, **provenance()}
     if options.out is not None:
         write_json(options.out, figures)
     print(json.dumps(figures))

@@ -58,8 +58,7 @@ def test_step_accuracy_prints_its_figures_as_json():
 @pytest.mark.slow
 def test_workers_in_programs_of_their_own_give_the_simulators_rounds():
     """From one state after each round of a whole training, and to its end."""
-    config = rounding.TRAIN_RECIPES["digits"][1]
-    rows = list(rounding.growth(config, config.rounds))
+    rows = list(rounding.growth(rounding.DIGITS, rounding.DIGITS.rounds))
     assert max(row["step"] for row in rows) < 1e-6
     assert max(row["apart"] for row in rows) < 1e-5
     assert max(row["nudged"] for row in rows) > 1e-7  # what is compared does see a last bit
