@@ -138,7 +138,7 @@ def init_ada(param: jax.Array, dtype: Any = jnp.float32) -> Ada:
     shape = lift(param).shape
     m = jnp.zeros((len(MOMENTUM), *param.shape), dtype)
     v = jnp.zeros(param.shape, dtype)
-    zeros = lambda shape: jnp.zeros((len(ADAFACTOR), *shape))
+    zeros = lambda shape: jnp.zeros((len(ADAFACTOR), *shape), jnp.float32)
     if len(shape) == 1:
         return Ada(m, v, zeros(shape), None)
     largest, second = factored_axes(shape)

@@ -75,12 +75,12 @@ class LearnedOptimizer(Architecture):
 
     def init(self, key: jax.Array) -> Theta:
         """Truncated normal weights (±2σ, σ = 1/√fan_in), zero biases, zero decay offsets."""
-        theta: Theta = {"decay": jnp.zeros(len(DECAYS))} if self.accumulates else {}
+        theta: Theta = {"decay": jnp.zeros(len(DECAYS), jnp.float32)} if self.accumulates else {}
         for i, layer_key in enumerate(jax.random.split(key, 3)):
             shape = self.shapes[f"w{i}"]
-            draw = jax.random.truncated_normal(layer_key, -2.0, 2.0, shape) / shape[0] ** 0.5
-            theta[f"w{i}"] = draw * (self.output_scale if i == 2 else 1.0)
-            theta[f"b{i}"] = jnp.zeros(shape[1])
+            draw = jax.random.truncated_normal(layer_key, -2.0, 2.0, shape, jnp.float32)
+            theta[f"w{i}"] = draw / shape[0] ** 0.5 * (self.output_scale if i == 2 else 1.0)
+            theta[f"b{i}"] = jnp.zeros(shape[1], jnp.float32)
         return theta
 
     def __call__(

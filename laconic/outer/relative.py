@@ -96,8 +96,9 @@ class RelativeOptimizer(RelativeArchitecture):
     def init(self, key: jax.Array) -> Theta:
         """Truncated normal weights (±2σ, σ = 1/√fan_in) and a last layer of zeros."""
         shape = self.shapes["w0"]
-        draw = jax.random.truncated_normal(key, -2.0, 2.0, shape) / shape[0] ** 0.5
-        return {name: jnp.zeros(shape) for name, shape in self.shapes.items()} | {"w0": draw}
+        draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32) / shape[0] ** 0.5
+        zeros = {name: jnp.zeros(shape, jnp.float32) for name, shape in self.shapes.items()}
+        return zeros | {"w0": draw}
 
     def __call__(
         self,

@@ -252,15 +252,16 @@ class LearnedOuter(torch.optim.Optimizer):
         )
 
     def _step_one(self, one: _Due, change_of: ChangeOf) -> None:
-        p, state, lr = one.param, self.state[one.param], one.group["lr"]
+        p, state = one.param, self.state[one.param]
+        lr, decay = float(one.group["lr"]), float(one.group["weight_decay"])  # may be tensors
         if not state:
             zeros = self._zeros(p, axes_of(p.shape, one.group["layout"]))
             state.update({"round": 0, **zeros})
         value = p.float()
         change = change_of(one, state, value)
         state["round"] += 1
-        if one.group["weight_decay"]:
-            change.add_(value, alpha=one.group["weight_decay"])
+        if decay:
+            change.add_(value, alpha=decay)
         p.sub_(change, alpha=lr)
 
     def _changes(self, weights: Any) -> ChangeOf:
@@ -327,6 +328,9 @@ def _check(group: dict[str, Any]) -> None:
     if group["layout"] not in LAYOUTS:
         raise unknown("layout", group["layout"], LAYOUTS)
     for knob in ("lr", "weight_decay"):
+        if isinstance(group[knob], torch.Tensor) and group[knob].numel() != 1:
+            count = group[knob].numel()
+            raise LaconicError(f"{knob} must be one number, got a tensor of {count}.")
         if not (0 <= group[knob] < math.inf):
             raise LaconicError(f"{knob} must be a number of at least 0, got {group[knob]}.")
     wrong = sorted({str(p.dtype) for p in group["params"] if p.dtype not in DTYPES})

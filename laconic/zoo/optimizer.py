@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -159,7 +160,8 @@ def load(name_or_path: str | os.PathLike[str]) -> Published:
         'lopt-a'
     """
     opened = file.read(locate(name_or_path))
-    theta = {name: jnp.asarray(x) for name, x in opened.theta.items()}
+    with jax.ensure_compile_time_eval():  # numbers, even while a caller is traced
+        theta = {name: jnp.asarray(x) for name, x in opened.theta.items()}
     own = vars(opened.architecture)
     relative = isinstance(opened.architecture, RelativeArchitecture)
     learned = RelativeOptimizer(**own) if relative else LearnedOptimizer(**own)
