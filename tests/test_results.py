@@ -64,8 +64,8 @@ def test_a_recorded_summary_follows_from_its_curves(run):
         assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=1e-6)
 
 
-def test_the_readme_rounds_nothing_up():
-    readme = (ROOT / "README.md").read_text()
+def test_the_readme_and_the_home_page_round_nothing_up():
+    readme, home = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
     table = summary_table(read(ROOT / "results" / "fmnist-learned" / "records.jsonl")).markdown()
     slowmo = "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8"
     for label in (
@@ -83,6 +83,7 @@ def test_the_readme_rounds_nothing_up():
             .split("|")
         )
         assert f"|{'|'.join(cells[2:6])}|" in readme, label
+        assert f"|{'|'.join(cells[2:4])}|" in home, label
 
 
 @pytest.mark.parametrize("name", ["round-cpu", "round-h200"])

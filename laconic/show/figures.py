@@ -14,6 +14,7 @@ no references among its parts.
 import io
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ PNG_DOTS, WEBP_DOTS = 160, 100  # an inch
 WEBP_COLOURS = 32  # enough for letters and lines; few colours pack smaller than blurring would
 CEILING = 3.0  # a loss that many times the one at the start is off the chart
 CELL = (4.6, 3.4)  # inches of one axes of a grid
+WIDEST = 46  # letters of a title's line above it
 DOTTED = {"linewidth": 0.9, "linestyle": ":", "clip_on": False}
 TARGET = Style(INK, (1.0, 1.65))
 DIAMOND = {"color": "white", "markeredgecolor": INK, "marker": "D", "markersize": 4}
@@ -294,7 +296,8 @@ def round_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def _title(ax: "Axes", text: str) -> None:
-    ax.set_title(text, loc="left", fontsize=10, fontweight="bold", pad=10, parse_math=False)
+    broken = "\n".join(textwrap.wrap(text, WIDEST))
+    ax.set_title(broken, loc="left", fontsize=10, fontweight="bold", pad=10, parse_math=False)
 
 
 def _dotted(ax: "Axes", height: float, colour: str) -> Any:

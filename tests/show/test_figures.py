@@ -213,6 +213,17 @@ def test_a_target_far_from_every_curve_is_not_drawn(target, drawn):
     assert shown / 1.3 < ax.get_ylim()[0] < shown  # a margin, and no room for what is not drawn
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_long_title_is_broken_and_stays_inside_the_figure(columns):
+    title = "Fashion-MNIST, 2-layer MLP, α = 0.1 (heterogeneous)"
+    panels = [replace(panel, title=title) for panel in compared.panels(usual())]
+    figure = figures.grid_figure(panels, columns=columns)
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        assert ax.get_title("left").split() == title.split()
+        assert ax._left_title.get_window_extent().x1 <= ax.get_window_extent().x1
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 9])
 def test_runs_shorter_than_the_window_show_their_one_mean(rounds):
     records = usual(seeds=2, rounds=rounds, link=LINK)
