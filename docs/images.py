@@ -38,9 +38,9 @@ SHOWN = (  # the methods of README's table
     "lagg-a-fmnist",
 )
 FRAMES = """<!DOCTYPE html><meta charset="utf-8"><style>
-body {margin: 0; display: flex; gap: 16px; background: #b9c0ca} iframe {border: 0; height: 1190px}
-</style><iframe src="report.html#run-fmnist-learned" width="1080"></iframe>
-<iframe src="report.html#run-fmnist-learned" width="390"></iframe>"""
+body {margin: 0; display: flex; gap: 16px; background: #b9c0ca} iframe {border: 0; height: 1450px}
+</style><iframe src="report.html" width="1080"></iframe>
+<iframe src="report.html" width="390"></iframe>"""
 
 
 # --- ways to draw ---------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def report(folder: Path) -> bytes:
         (there / "frames.html").write_text(FRAMES)
         shot = there / "shot.png"
         words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        words += ["--window-size=1486,1190", f"--screenshot={shot}"]
+        words += ["--window-size=1486,1450", f"--screenshot={shot}"]
         page = (there / "frames.html").as_uri()
         subprocess.run([*words, page], check=True, capture_output=True, timeout=120)
         return small(shot.read_bytes(), colours=128)
