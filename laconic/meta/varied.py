@@ -103,9 +103,10 @@ def drawn(inner: Inner, size: int, key: jax.Array) -> Drawn:
 def agreement_told(outer: OuterOptimizer, known: jax.Array) -> OuterOptimizer:
     """`lopt-r` that sees how far the workers agree where `known` is 1, not where it is 0."""
 
-    def update(*given: Any, worker_deltas: Any, weights: Any) -> tuple[Any, Any]:
-        squares = jax.tree.map(lambda x: x * known, squared_norms(worker_deltas))
-        return outer.tx.update(*given, worker_squares=squares, weights=weights)
+    def update(updates: Any, state: Any, params: Any = None, **seen: Any) -> tuple[Any, Any]:
+        squares = jax.tree.map(lambda x: x * known, squared_norms(seen["worker_deltas"]))
+        told = {"worker_squares": squares, "weights": seen["weights"]}
+        return outer.tx.update(updates, state, params, **told)
 
     return OuterOptimizer(optax.GradientTransformationExtraArgs(outer.tx.init, update), "gather")
 

@@ -5,8 +5,8 @@ from laconic.runs.train import TrainConfig
 TRAIN_RECIPES: dict[str, tuple[str, TrainConfig]] = {
     "digits": (
         "a small tanh MLP on the bundled digits, by an optimizer that was trained on digits",
-        # Real processes round otherwise than the simulator. At a ReLU's corner, or at full step near
-        # loss 0, a last bit would grow to digits.
+        # Real processes round otherwise than the simulator. At a ReLU's corner, or at full step
+        # near loss 0, a last bit would grow to digits.
         TrainConfig("digits-mlp:activation=tanh", "lopt-a-digits:scale=0.15", rounds=80),
     ),
     "digits-general": (

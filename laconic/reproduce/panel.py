@@ -397,7 +397,7 @@ def amend(folder: Path, config: CompareConfig) -> str | None:
 def _run_by_others(done: list[Record], config: CompareConfig) -> set[str]:
     """The labels of methods that are done by another optimizer than has its name now."""
     known = {record["label"]: record for record in done if record.get("optimizer_sha256")}
-    now = [parse_method(spec, config.workers) for spec in config.optimizers] if known else []
+    now = [parse_method(str(word), config.workers) for word in config.optimizers] if known else []
     return {
         method.label
         for method in now

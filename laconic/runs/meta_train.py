@@ -489,8 +489,8 @@ def _advance(run: MetaRun, count: int) -> None:
 
     shown = _fitting(run, steps)
     run.done += count
-    run.losses += [progress.loss for progress in shown]
-    run.norms += [progress.norm for progress in shown]
+    run.losses += [np.asarray(progress.loss) for progress in shown]
+    run.norms += [np.asarray(progress.norm) for progress in shown]
     _show(run, run.done - count)
 
 

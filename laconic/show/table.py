@@ -17,6 +17,7 @@ from laconic.show.curves import Style
 
 if TYPE_CHECKING:
     import rich.table
+    import rich.text
     from rich.console import Console, ConsoleOptions
 
 MISSING = "–"
@@ -134,7 +135,7 @@ class Table:
 
     def __rich_console__(
         self, console: "Console", options: "ConsoleOptions"
-    ) -> "Iterator[rich.table.Table]":
+    ) -> "Iterator[rich.table.Table | rich.text.Text]":
         """The table as wide as the terminal allows, best cells in bold, its note below.
 
         Headers and columns of words may be broken. Where that is not enough, whole columns are left
