@@ -251,8 +251,11 @@ def inline_svg(file: bytes, description: str) -> str:
             turn = re.match(r"rotate\((-?[1-9][\d.]*)", node.get("transform", ""))
             if turn:
                 at += f' transform="rotate({turn[1]} {node.get("x")} {node.get("y")})"'
-            style = style.replace(";fill:currentColor", "")  # the page's sheet says so
-            text = f'<text style="{escape(style)}"{at}>{escape(node.text or "")}</text>'
+            if "text-anchor" not in style:
+                style = f"text-anchor:start;{style}"
+            style = re.sub("text-anchor:middle;?|;?fill:currentColor", "", style)  # as the sheet
+            look = f' style="{escape(style)}"' if style else ""
+            text = f"<text{look}{at}>{escape(node.text or '')}</text>"
             drawn.setdefault(("text", str(len(drawn))), []).append(text)
             continue
         shape = node.get("d", "")
