@@ -92,7 +92,7 @@ def test_the_step_is_the_one_in_its_docstring(registered):
 def test_it_is_compared(command, tmp_path):
     words = "--task digits-mlp:width=4 --rounds 4 --seeds 1 --workers 2 --local-steps 1 --out run"
     out = command("compare", "--optimizers", "local-sgd", f"{NAME}:rate=0.5", *words.split())
-    assert f"{NAME}:rate=0.5" in out
+    assert f"{NAME} rate 0.5" in out
     found = records(tmp_path / "run")
     assert [row["label"] for row in found[-1]["rows"]] == ["local-sgd", f"{NAME}:rate=0.5"]
     assert f"{NAME}:rate=0.5" in (tmp_path / "run" / "report.html").read_text().replace("<wbr>", "")

@@ -130,3 +130,13 @@ def promotion():
     """optax's tests promote dtypes."""
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+def test_the_docs_say_what_is_asked_and_what_is_left_out():
+    page = (Path(__file__).parents[2] / "docs/checks.md").read_text()
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `test_")}
+    asked = {test.rstrip("0123456789") for name in FACTORIES for test in dir(generated(name))}
+    assert set(rows) == {name for name in asked if name.startswith("test_")}
+    for (name, test), reason in LEFT_OUT.items():
+        assert reason in rows[test]
+        assert f"`{name}`" in rows[test] or "all of the registry" in rows[test]
