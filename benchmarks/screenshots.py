@@ -25,6 +25,7 @@ import termios
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import NoReturn
 
 from PIL import Image
 from rich.console import Console
@@ -145,12 +146,12 @@ def shoot(browser: str, page: Path, out: Path, size: tuple[int, int], opened: st
         whole.crop((0, 0, 2 * width, 2 * height)).save(out)
 
 
-def fail(why: str) -> None:
+def fail(why: str) -> NoReturn:
     raise SystemExit(f"error: {why}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the folder of the pictures")
     parser.add_argument("--only", nargs="+", choices=SHOTS, default=list(SHOTS))
     words = "what the demo's `laconic compare` is given, such as --demo=--rounds=50"
