@@ -178,7 +178,7 @@ def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
             "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
         )
     optimizer = {"torchft": "lopt-a-digits", "jax-distributed": "slowmo:gamma=0.3,beta=0.5"}[engine]
-    words = ["train", "digits", "--optimizer", optimizer, "--rounds", "10", "--out", "run"]
+    words = ["train", "--optimizer", optimizer, "--rounds", "10", "--out", "run"]
     with launch(tmp_path, "--workers", "4", "--engine", engine, "--", *words) as running:
         finish(running)
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICK))
