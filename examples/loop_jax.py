@@ -99,6 +99,7 @@ def check_it_helps(params, loss):
     rows = {
         "averaging": (recommended, optax.sgd(1.0)),
         "averaging, tuned rate": (optax.sgd(1.0), optax.sgd(1.0)),  # the best of 0.03, 0.1, 0.3, 1
+        "Nesterov 0.7 / 0.9": (optax.sgd(0.3), optax.sgd(0.7, momentum=0.9, nesterov=True)),
         learned.name: (recommended, learned.optax()),
     }
     for name, (local, outer) in rows.items():

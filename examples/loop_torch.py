@@ -60,10 +60,12 @@ def check_it_helps():
     """Averaging and the learned outer step on one budget: K·H·ROUNDS local steps."""
     recommended = laconic.torch.LearnedOuter([torch.zeros(1)], OPTIMIZER).recommended_local
     average = lambda params: torch.optim.SGD(params, 1.0)
+    nesterov = lambda params: torch.optim.SGD(params, 0.7, momentum=0.9, nesterov=True)
     learned = lambda params: laconic.torch.LearnedOuter(params, OPTIMIZER)
     rows = {
         "averaging": (recommended, average),
         "averaging, tuned rate": (lambda params: torch.optim.SGD(params, 1.0), average),
+        "Nesterov 0.7 / 0.9": (lambda params: torch.optim.SGD(params, 0.3), nesterov),
         OPTIMIZER: (recommended, learned),
     }
     for name, (new_local, new_outer) in rows.items():

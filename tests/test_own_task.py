@@ -23,6 +23,7 @@ from laconic import (
     train,
 )
 from laconic.runs.folder import describe
+from laconic.show import training
 from laconic.show.comparison import curves_figure, panels, summary_table
 from laconic.store.records import read
 from laconic.tasks.catalog import OWN_TASK
@@ -365,11 +366,32 @@ def test_a_training_shows_its_metrics_at_the_end(tmp_path, raises_clearly):
     config = TrainConfig(**SIZES, optimizer="slowmo", out=tmp_path / "t")
     _, records = train(config, measured(norms))
     assert set(records[-1]["heldout"]) == {"loss", "half loss", "norm of w1"}
+    assert [panel.y_label for panel in training.panels(records)] == ["train loss"]
     config = replace(config, out=tmp_path / "bad")
     with raises_clearly("the test metric 'odd' is nan after the last round", "weights are saved"):
         train(config, measured(lambda p, b: {"odd": jnp.nan}))
     mended = resume(config.out, measured(lambda p, b: {"odd": 1.0}))[1]
     assert mended[-1]["heldout"]["odd"] == 1.0
+
+
+def test_a_training_shows_its_metrics_as_curves(tmp_path, raises_clearly):
+    out = tmp_path / "t"
+    config = TrainConfig(**SIZES, optimizer="slowmo", evaluate_every=3, out=out)
+    folder, records = train(config, measured(norms))
+    looked_at = [*range(3, config.rounds, 3), config.rounds]
+    loss, *heldout = training.panels(records)
+    assert loss.curves[0].x.tolist() == list(range(1, config.rounds + 1))
+    labels = ["test half loss", "test loss", "test norm of w1"]
+    assert sorted(panel.y_label for panel in heldout) == labels
+    ends = records[-1]["heldout"]
+    for panel in heldout:
+        assert panel.curves[0].x.tolist() == looked_at
+        metric = panel.y_label.removeprefix("test ")
+        assert panel.curves[0].y[-1] == pytest.approx(ends[metric], rel=1e-6)
+    assert (folder / "loss.png").stat().st_size > 1000
+    with raises_clearly("no held-out data", "evaluate_every"):
+        train(replace(config, out=tmp_path / "none"), tiny.task())
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_metric_that_is_nan_is_named(tmp_path, raises_clearly):

@@ -42,7 +42,8 @@ def watched(task: Task) -> str:
     if "test" in task.feed.splits:
         return "loss"
     raise LaconicError(
-        f"{task.name} has no held-out data, so patience has nothing to go by; leave it out."
+        f"{task.name} has no held-out data, so there is nothing to look at: leave out patience and "
+        "evaluate_every."
     )
 
 

@@ -56,6 +56,7 @@ from laconic.tasks.catalog import OWN_TASK, given_task, is_own
 
 OWN = ("out", "checkpoint_every")  # each process may have its own
 WEIGHTS = "weights.safetensors"
+LOOK_EVERY = 10  # rounds, where a training may stop early
 BEST = "best.safetensors"  # of a training that may stop early: after its best look
 
 
@@ -97,8 +98,9 @@ class TrainConfig:
     patience: int | None = None
     """Stop once so many looks in a row found no lower validation loss (test loss, where a task has
     no validation split), and keep the best weights in best.safetensors; never by default."""
-    evaluate_every: int = 10
-    """Rounds between two looks at held-out data, where there is a patience."""
+    evaluate_every: int | None = None
+    """Rounds between two looks at held-out data, drawn as curves of all the task's metrics; by
+    default none is taken before the end, and one in 10 rounds where there is a patience."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -144,7 +146,7 @@ def train(
     command = command or begun_with("train", config, own_task=task is not None)
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
-    if config.patience is not None:
+    if _every(config) is not None:
         watched(task)
     about = _about(config, task, source, SIMULATED)
     with RunFolder.create("train", config.out, config.task, config, command, **about) as folder:
@@ -243,8 +245,10 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
         raise LaconicError(
             f"checkpoint_every counts rounds, or is 0 for none, got {config.checkpoint_every}."
         )
-    require_positive(norm_limit=config.norm_limit, evaluate_every=config.evaluate_every)
-    check_patience(config.patience, config.rounds, config.evaluate_every)
+    every = _every(config)
+    require_positive(norm_limit=config.norm_limit, evaluate_every=1 if every is None else every)
+    if every is not None:
+        check_patience(config.patience, config.rounds, every)
     setting = Setting(
         config.workers,
         config.local_steps,
@@ -258,6 +262,13 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
     return method.told(K, H, config.rounds), setting
+
+
+def _every(config: TrainConfig) -> int | None:
+    """The rounds between two looks at held-out data, None if there are no looks."""
+    if config.evaluate_every is not None:
+        return config.evaluate_every
+    return None if config.patience is None else LOOK_EVERY
 
 
 def run_name(config: TrainConfig) -> str:
@@ -378,10 +389,9 @@ class Part:
     def _committed(self, loop: Loop, log: Log, report: Report, due: bool) -> None:
         """Write a round down, before its checkpoint, with a look at held-out data if one is due."""
         row = row_of(report)
-        if self.config.patience is not None and (
-            report.round % self.config.evaluate_every == 0 or report.round == self.config.rounds
-        ):
+        if self._looks_after(report):
             row[LOOK] = as_numbers(look, loop.programs.task, report.shared)
+        if LOOK in row and self.config.patience is not None:
             self.looks[report.round] = row[LOOK][watched(self.task)]
             early = self._early()
             if early["best_round"] == report.round:
@@ -390,6 +400,13 @@ class Part:
             if early["stopped"]:
                 loop.last = report.round
         log.add(row, at_once=due or report.round == loop.last)
+
+    def _looks_after(self, report: Report) -> bool:
+        """Whether this process looks at held-out data now: one of many does."""
+        every = _every(self.config)
+        if every is None or report.quorum.workers[0] not in self.engine.mine:
+            return False
+        return report.round % every == 0 or report.round == self.config.rounds
 
     def _early(self) -> dict[str, Any]:
         """What is to be said about early stopping; nothing if it was not asked for."""

@@ -23,13 +23,12 @@ from laconic.runs.folder import (
     first_log,
     read_header,
 )
-from laconic.show.training import Life, Row, of_lives, write_loss_curve
+from laconic.show.training import LOOK, Life, Row, of_lives, write_curves
 from laconic.store.records import RECORDS, read
 
 CURVE = "loss.png"
 FLUSH_SECONDS = 5.0
 KEPT = tuple(NEEDED["rounds"].split())
-LOOK = "heldout"  # metrics after some of the rounds, where a training may stop early
 
 
 def log_name(engine: Engine) -> str:
@@ -177,5 +176,5 @@ def finish(path: Path, command: str) -> list[dict[str, Any]]:
         folder.rewrite([header, {"kind": "rounds", **rounds}, {"kind": "summary", **summary}])
     elif not folder.is_finished():
         folder.append("summary", **of_lives(lives_of(folder.records()))[1])
-    write_loss_curve(folder.records(), path / CURVE)
+    write_curves(folder.records(), path / CURVE)
     return folder.records()

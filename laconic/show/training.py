@@ -1,7 +1,7 @@
 """A finished training for people, from what its processes wrote.
 
 - `Life`, `of_lives`: the reports of several processes put together, as records.
-- `facts`: settings, outcome and costs in words. `loss_panel`, `write_loss_curve`: its curve.
+- `facts`: settings, outcome and costs in words. `panels`, `write_curves`: its curves.
 - `blocks`: all of it for a page.
 
 All processes report the same loss of a round; bytes and seconds are their own. A life is one
@@ -27,6 +27,7 @@ from laconic.store import atomic
 Row = dict[str, Any]
 WINDOW = 10  # rounds that the final loss is a mean of
 COLUMNS = ("round", "loss", "quorum", "digest", "committed_at")
+LOOK = "heldout"  # the column of metrics on held-out data after some of the rounds
 
 
 @dataclass
@@ -49,6 +50,9 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
     reported = _reported(lives)
     first = {r: min(rows, key=lambda row: row["committed_at"]) for r, rows in reported.items()}
     rounds = {name: [first[r][name] for r in sorted(first)] for name in COLUMNS}
+    looks = [next((row[LOOK] for row in reported[r] if row.get(LOOK)), None) for r in sorted(first)]
+    if any(looks):
+        rounds[LOOK] = looks
     ends = [life.end for life in lives if life.end]
     losses = [loss for loss in rounds["loss"][-WINDOW:] if loss is not None]
     summary = {
@@ -150,23 +154,37 @@ def _of_worker(lives: Sequence[Life], worker: int) -> Record:
 
 def blocks(records: Sequence[Record]) -> list[html.Block]:
     """What a page shows of a training."""
-    return [html.Facts(facts(records)), html.Panels([loss_panel(records)])]
+    return [html.Facts(facts(records)), html.Panels(panels(records))]
 
 
-def loss_panel(records: Sequence[Record]) -> Panel:
-    """Train loss against rounds."""
-    losses: dict[int, float | None] = {}
+def panels(records: Sequence[Record]) -> list[Panel]:
+    """Train loss, and each metric that was looked at on held-out data, against rounds."""
+    train: dict[int, float | None] = {}
+    looks: dict[str, dict[int, float | None]] = {}
     for record in of_kind(records, "rounds"):
-        losses |= dict(zip(record["round"], record["loss"], strict=True))
+        train |= dict(zip(record["round"], record["loss"], strict=True))
+        for r, look in zip(record["round"], record.get(LOOK, ()), strict=False):
+            for metric, value in (look or {}).items():
+                looks.setdefault(metric, {})[r] = value
     label = drawable(records[0]["config"]["optimizer"])
-    curve = plain_curve(label, style(0), sorted(losses), [losses[r] for r in sorted(losses)])
     title = f"{drawable(records[0]['task']['name'])}, {label}"
-    return Panel("loss", title, "communication rounds", "train loss", (curve,))
+
+    def panel(name: str, y_label: str, values: dict[int, float | None], loss: bool) -> Panel:
+        rounds = sorted(values)
+        curve = plain_curve(label, style(0), rounds, [values[r] for r in rounds])
+        words = name, title, "communication rounds", y_label
+        return Panel(*words, (curve,), log_y=loss, ceiling=loss)
+
+    heldout = [
+        panel(f"heldout {m}", WATCHED.get(m, f"test {drawable(m)}"), values, m in WATCHED)
+        for m, values in looks.items()
+    ]
+    return [panel("loss", "train loss", train, loss=True), *heldout]
 
 
-def write_loss_curve(records: Sequence[Record], path: Path) -> None:
-    """`loss_panel` as a PNG."""
-    atomic.write_bytes(path, figures.png_bytes(figures.grid_figure([loss_panel(records)])))
+def write_curves(records: Sequence[Record], path: Path) -> None:
+    """`panels` as a PNG."""
+    atomic.write_bytes(path, figures.png_bytes(figures.grid_figure(panels(records))))
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:

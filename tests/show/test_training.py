@@ -11,9 +11,9 @@ from laconic.show.training import (
     Life,
     agreement,
     facts,
-    loss_panel,
     of_lives,
-    write_loss_curve,
+    panels,
+    write_curves,
 )
 from tests.show.trainings import SECONDS, a_life, a_row, an_end, records
 
@@ -127,10 +127,10 @@ def test_facts_in_words():
 
 
 def test_the_curve_is_the_losses(tmp_path):
-    panel = loss_panel(records())
+    (panel,) = panels(records())
     np.testing.assert_allclose(panel.curves[0].x, range(1, 13))
     np.testing.assert_allclose(panel.curves[0].y, [1 / r for r in range(1, 13)])
-    write_loss_curve(records(), tmp_path / "loss.png")
+    write_curves(records(), tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -140,7 +140,7 @@ def test_the_report_of_everything_shows_a_training(tmp_path):
     (folder / "records.jsonl").write_text(
         "".join(json.dumps(record) + "\n" for record in records())
     )
-    write_loss_curve(records(), folder / "loss.png")
+    write_curves(records(), folder / "loss.png")
     report = collect(tmp_path)
     assert [run.kind for run in report.runs] == ["training"]
     text, left = html_page(report)
