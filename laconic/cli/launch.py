@@ -73,8 +73,8 @@ class LaunchConfig(Connection):
     port: int = 0
     """The port where the workers meet; 0: any free one."""
     restarts: int | None = None
-    """How often each worker is restarted after it died; by default 3, and 0 with
-    jax-distributed."""
+    """How often in a row each worker is restarted after it died; one that ran for two minutes gets
+    them all back. By default 3, and 0 with jax-distributed."""
 
 
 @dataclass(frozen=True)

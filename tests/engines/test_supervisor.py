@@ -106,6 +106,26 @@ def test_pauses_grow_and_end_somewhere(quick, monkeypatch):
     assert [text.split()[7] for _, text in told] == ["0.01", "0.02", "0.03", "0.03"]
 
 
+def test_a_long_life_gives_restarts_back_and_a_shorter_one_ends_the_waits():
+    member = supervisor.Member(["w"])
+    lives = [0.1, 0.1, supervisor.STEADY, 0.1, supervisor.HEALTHY, 0.1]
+    pauses = [member.mourn(lived) for lived in lives]
+    first = supervisor.FIRST_PAUSE
+    assert pauses == [first, 2 * first, first, 2 * first, first, 2 * first]
+    assert (member.deaths, member.counted) == (6, 2)
+
+
+def test_one_who_lives_long_enough_is_restarted_for_ever(quick, monkeypatch):
+    """Five deaths where one restart is allowed; then the same with no forgiveness."""
+    monkeypatch.setattr(supervisor, "HEALTHY", 0.0)
+    told = Told()
+    group, _ = supervise({}, {"w": python("exit(1)")}, 1, told)
+    with group:
+        while group.members["w"].deaths < 5:
+            group.step(0.05)
+    assert {text.split("(")[1] for _, text in told} == {"restart 1 of 1)"}
+
+
 def test_who_dies_too_often_ends_the_group_with_one_error(quick, raises_clearly):
     """Its own reason is in it, all it said was passed on, and the others are ended."""
     bad = (
