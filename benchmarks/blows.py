@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 ONE, TOGETHER = 8.0, 30.0  # seconds without a commit that a blow may cost
 SHORTEST_STOP, LONGEST_STOP = 0.3, 9.0  # seconds; silence is a death after 5
 STOPPED_LIGHTHOUSE = 3.0  # seconds at most
+HURRY = "hurry"  # the file that says until which round there is no pace
+END = 15  # rounds at the end, for the last blow
 FRESH = 2.0  # seconds since a commit while rounds flow
 
 # What one training is dealt, shuffled; 25 blows.
@@ -155,7 +157,7 @@ class Trial:
         fresh = newest is not None and time.time() - newest.at < FRESH
         return fresh and witness.rounds_between(self.watch.commits, since, time.time()) >= rounds
 
-    def strike(self, kind: str, rng: random.Random) -> Blow:
+    def strike(self, kind: str, rng: random.Random) -> None:
         """One blow, now."""
         up, newest = self.up(), self.watch.newest()
         longest = STOPPED_LIGHTHOUSE if "Lighthouse" in kind else LONGEST_STOP
@@ -168,10 +170,10 @@ class Trial:
         done = 0 if newest is None else newest.round
         blow = Blow(len(self.blows), kind, at, done, hit, up, left, seconds, limit)
         self.blows.append(blow)
-        return blow
+        self._tell(blow)
 
     def carry_out(self, dealt: Sequence[tuple[str, random.Random]], until: float) -> dict[str, Any]:
-        """Train, strike until all blows have fallen or the time is up, and train to the end."""
+        """Train and strike; the last blow falls in the last rounds."""
         (self.folder / "seen").mkdir()
         begun = time.time()
         try:
@@ -179,26 +181,36 @@ class Trial:
             full = lambda: len(self.up()) == self.plan.workers
             if not wait_for(lambda: full() and self.flows(10), self.step, 180.0):
                 raise SystemExit(f"error: no calm rounds at the start: see {self.folder}")
-            for kind, rng in dealt:
-                if time.time() > until or self.group.done:
+            for kind, rng in dealt[:-1]:
+                if time.time() > until or self._near_end():
                     break
                 self._pause(rng, full)
-                self._tell(self.strike(kind, rng))
+                self.strike(kind, rng)
             wait_for(self.flows, self.step, 90.0)
-            (self.folder / "seen" / "hurry").touch()
-            ended = wait_for(lambda: self.group.done, self.step, 240.0)
+            (self.folder / "seen" / HURRY).write_text(str(self.plan.rounds - END))
+            wait_for(self._near_end, self.step, 240.0)
+            if not self.group.done:
+                self.strike(*dealt[-1])
+            ended = wait_for(lambda: self.group.done, self.step, 120.0)
             self.watch.look()
         finally:
             self.group.end()
         return self._judged(begun, ended)
 
+    def _near_end(self) -> bool:
+        newest = self.watch.newest()
+        late = newest is not None and newest.round >= self.plan.rounds - END
+        return late or self.group.done
+
     def _pause(self, rng: random.Random, full: Callable[[], bool]) -> None:
-        """Wait until rounds flow again and a moment more; mostly also until all are back."""
+        """Wait until rounds flow again, with a Lighthouse, and a moment more; mostly also until all
+        are back."""
         patient, moment = rng.random() < 0.6, rng.uniform(0.5, 3.0)
-        wait_for(lambda: self.flows() or self.group.done, self.step, 90.0)
+        steady = lambda: self.flows() and LIGHTHOUSE in self.group.members()
+        wait_for(lambda: steady() or self._near_end(), self.step, 90.0)
         if patient:
-            wait_for(lambda: full() or self.group.done, self.step, 12.0)
-        wait_for(lambda: self.group.done, self.step, moment)
+            wait_for(lambda: full() or self._near_end(), self.step, 12.0)
+        wait_for(self._near_end, self.step, moment)
 
     def _tell(self, blow: Blow) -> None:
         stopped = f" for {blow.seconds:g} s" if blow.seconds else ""
@@ -290,5 +302,7 @@ def environment(folder: Path, pace: float) -> Mapping[str, str]:
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "LACONIC_CAMPAIGN": json.dumps({"pace": pace, "seen": str(folder / "seen")}),
     }

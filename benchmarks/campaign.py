@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file too
 
 from benchmarks import scenarios
-from benchmarks.blows import DECK, Plan, Trial, cards
+from benchmarks.blows import DECK, HURRY, Plan, Trial, cards
 from benchmarks.group import die_with_parent
 from benchmarks.kill_demo import Pace, run_module
 from benchmarks.verdict import (
@@ -54,12 +54,24 @@ Record = dict[str, Any]
 def inside(words: Sequence[str]) -> None:
     """`python -m WORDS…` in this process, at the campaign's pace; a worker tells of its commits."""
     told = json.loads(os.environ["LACONIC_CAMPAIGN"])
-    seen, pace = Path(told["seen"]), Pace(told["pace"])
+    seen, wait = Path(told["seen"]), Pace(told["pace"])
     if words[0] == "laconic" and "--until-eof" not in words:
         die_with_parent()  # the judge
     if words[:2] == ["laconic", "worker"]:
-        tell_commits(Teller(seen, int(words[words.index("--worker") + 1])))
-    run_module(words, INSIDE, lambda: None if (seen / "hurry").exists() else pace())
+        teller = Teller(seen, int(words[words.index("--worker") + 1]))
+        tell_commits(teller)
+        wait = hurried(wait, seen / HURRY, teller)
+    run_module(words, INSIDE, wait)
+
+
+def hurried(wait: Callable[[], None], file: Path, teller: Teller) -> Callable[[], None]:
+    """Wait no more before the round that is written in the file, if there is one."""
+
+    def pace() -> None:
+        if not file.exists() or teller.round >= int(file.read_text() or 0):
+            wait()
+
+    return pace
 
 
 def tell_commits(teller: Teller) -> None:

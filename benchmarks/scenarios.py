@@ -33,7 +33,8 @@ class Scenario:
     """What the network does for `seconds`, and how long it is perfect afterwards.
 
     vanishes: a worker that is killed the moment its links are cut, so that nobody hears of it
-    longest: a gap that is still good · least: commits that are needed; None: no goal
+    longest: a gap that is still good · least: commits that are needed
+    back: seconds to the first commit after the network's repair; None: no goal
     """
 
     says: str
@@ -43,6 +44,7 @@ class Scenario:
     vanishes: int | None = None
     longest: float | None = None
     least: int | None = None
+    back: float | None = None
 
 
 def everywhere(rule: Rule) -> Rules:
@@ -60,10 +62,18 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "rate-10mbit": Scenario("10 Mbit/s a link", everywhere(Rule(rate=1e7))),
     "partition-half": Scenario(
-        "{0, 1, Lighthouse} cut from {2, 3}", between((0, 1), (2, 3), CUT), 15.0, after=30.0
+        "{0, 1, Lighthouse} cut from {2, 3}",
+        between((0, 1), (2, 3), CUT),
+        40.0,
+        after=40.0,
+        back=30.0,
     ),
     "partition-one": Scenario(
-        "{0, Lighthouse} cut from {1, 2, 3}", between((0,), (1, 2, 3), CUT), 15.0, after=30.0
+        "{0, Lighthouse} cut from {1, 2, 3}",
+        between((0,), (1, 2, 3), CUT),
+        40.0,
+        after=40.0,
+        back=30.0,
     ),
     "link-cut": Scenario(
         "the link between 2 and 3 cut", between((2,), (3,), CUT), after=20.0, longest=15.0
@@ -204,6 +214,7 @@ def judged(scenario: Scenario, watch: Watch, moments: tuple[float, float, float]
         "minority_rounds": witness.minority_rounds(commits, WORKERS),
         "longest": scenario.longest,
         "least": scenario.least,
+        "back": scenario.back,
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 ONE, LINK, GROUP = 8.0, 15.0, 30.0  # seconds without a commit
+CLOSE = 2.0  # seconds that a told gap may be shorter than the one seen
 FAR = 0.05  # how far a struck training's loss may be from the calm one's
 
 Record = dict[str, Any]
@@ -38,7 +39,7 @@ def blow_goals(trainings: Sequence[Record]) -> list[Goal]:
         over = sum(gap > limit for gap in of_it)
         found = f"longest {worst:.1f} s, over it {over} of {len(of_it)}"
         goals.append(Goal(f"gap at most {limit:g} s ({what})", found, not over))
-    return [*goals, _losses(trainings)]
+    return [*goals, _truth(trainings), _losses(trainings)]
 
 
 def _none(name: str, trainings: Sequence[Record], column: str, what: str) -> Goal:
@@ -50,6 +51,15 @@ def _alike(trainings: Sequence[Record]) -> Goal:
     alike = sum(len(one["final_states"]) == 1 for one in trainings)
     found = f"in {alike} of {len(trainings)}"
     return Goal("all workers end with one state", found, alike == len(trainings))
+
+
+def _truth(trainings: Sequence[Record]) -> Goal:
+    """Rounds that died before they were written may make the told gap longer, nothing shorter."""
+    told = [one["told_gap_s"] for one in trainings]
+    pairs = zip(told, (one["seen_gap_s"] for one in trainings), strict=True)
+    true = sum(gap is not None and gap >= seen - CLOSE for gap, seen in pairs)
+    found = f"in {true} of {len(trainings)}"
+    return Goal("the records tell the longest gap", found, true == len(trainings))
 
 
 def _losses(trainings: Sequence[Record]) -> Goal:
@@ -134,6 +144,11 @@ def network_goals(scenarios: Sequence[Record]) -> list[Goal]:
         if one["least"] is not None:
             name = f"{one['says']}: {one['least']} commits in {one['seconds']:.0f} s"
             goals.append(Goal(name, str(one["commits"]), one["commits"] >= one["least"]))
+        if one["back"] is not None:
+            name = f"{one['says']}: back at most {one['back']:g} s after the repair"
+            took = one["back_after_s"]
+            found = "not back while watched" if took is None else f"{took} s"
+            goals.append(Goal(name, found, took is not None and took <= one["back"]))
     return goals
 
 

@@ -35,15 +35,20 @@ class Commit(NamedTuple):
 
 
 class Teller:
-    """A worker's side: a line when it begins and one at each commit, on disk before it goes on."""
+    """A worker's side: a line when it begins and one at each commit, written before it goes on.
+
+    round: the last one that is done
+    """
 
     def __init__(self, folder: Path, worker: int):
         path = folder / f"seen-{worker}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.round = 0
         self._write({})
 
     def commit(self, row: dict[str, Any]) -> None:
         """A round is done."""
+        self.round = row["round"]
         self._write({name: row[name] for name in ("round", "digest", "quorum")})
 
     def _write(self, what: dict[str, Any]) -> None:

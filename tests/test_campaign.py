@@ -132,6 +132,17 @@ def test_blows_are_dealt_by_seed_alone():
     ]
 
 
+def test_there_is_no_pace_before_the_round_in_the_file(tmp_path):
+    waits, teller, file = [], Teller(tmp_path, 0), tmp_path / "hurry"
+    pace = campaign.hurried(lambda: waits.append(teller.round), file, teller)
+    for round in range(1, 7):
+        if round == 3:
+            file.write_text("5")
+        teller.commit({"round": round, "digest": "d", "quorum": [0]})
+        pace()
+    assert waits == [1, 2, 5, 6]
+
+
 @pytest.mark.parametrize("kind", DECK)
 def test_blows_hit_what_they_are_named_for(kind):
     hit = targets_of(kind, [0, 2, 3], 4, random.Random(0))
@@ -264,6 +275,7 @@ SCENARIO = {
     "packets": {"passed": 90, "dropped": 10},
     "longest": None,
     "least": 60,
+    "back": None,
 }
 
 
@@ -281,6 +293,8 @@ def test_goals_of_blows():
         ({"minority_rounds": [3]}, "a minority never commits"),
         ({"final_states": ["a", "b"]}, "all workers end with one state"),
         ({"final_states": []}, "all workers end with one state"),
+        ({"told_gap_s": 3.4}, "the records tell the longest gap"),
+        ({"told_gap_s": None}, "the records tell the longest gap"),
         ({"loss": 0.106}, "loss within 5 % of the calm training's"),
         ({"loss": None}, "loss within 5 % of the calm training's"),
     ):
@@ -294,6 +308,9 @@ def test_goals_of_networks():
     slow, gap = SCENARIO | {"commits": 59}, SCENARIO | {"longest": 8.0}
     assert len(missed(verdict.network_goals([slow]))) == 1
     assert len(missed(verdict.network_goals([gap]))) == 1
+    for took, count in ((None, 1), (30.5, 1), (29.5, 0)):
+        back = SCENARIO | {"back": 30.0, "back_after_s": took}
+        assert len(missed(verdict.network_goals([back]))) == count
     assert len(missed(verdict.network_goals([SCENARIO | {"minority_rounds": [1]}]))) == 1
 
 
