@@ -160,6 +160,7 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
             f"{config.here}."
         )
     entry = engine_entry(config.engine)
+    config.tls.load()  # so that a wrong file is found here
     restarts = config.restarts
     if restarts is None:
         restarts = RESTARTS if entry.restarts else 0
@@ -209,6 +210,7 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
         services[LIGHTHOUSE] = [*PYTHON, module, *_flags(listen), "--until-eof"]
     flags: dict[str, Any] = {"join": plan.address, "engine": config.engine}
     flags |= {"bind": config.bind, "host": host, **vars(waits)}
+    flags |= {name.replace("_", "-"): file for name, file in vars(config.tls).items() if file}
     flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
     train = shlex.split(command_line("train", plan.train))[1:]
     given = [*_flags(flags), "--json", "--until-eof", "--", *train]

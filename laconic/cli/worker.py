@@ -30,6 +30,7 @@ from laconic.engines.address import (
 )
 from laconic.engines.registry import Seat, Waits, engine_entry
 from laconic.engines.supervisor import end_with_stdin
+from laconic.engines.tls import TlsFiles
 from laconic.errors import LaconicError
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.train import work, worker_folder
@@ -63,6 +64,7 @@ class Connection:
     host: str = ""
     """The address at which others reach this machine, if it is not --bind."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
+    tls: tyro.conf.OmitArgPrefixes[TlsFiles] = field(default_factory=TlsFiles)
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def seat_of(config: WorkerConfig, rank: ProcessRank | None, workers: int) -> Sea
     where = (with_port(host, port), config.bind, reached)
     # workers of the launcher, or beside the Lighthouse, have the run's own token
     yields = not config.until_eof and (config.join is not None or worker != 0)
-    return Seat(worker, workers, *where, config.waits, yields)
+    return Seat(worker, workers, *where, config.waits, yields, config.tls.load())
 
 
 def host_lighthouse(seat: Seat) -> object:

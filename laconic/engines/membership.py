@@ -33,7 +33,7 @@ class Card:
     worker: its stable id · born: when it started, in ns; a restarted worker replaces an older one
     turn: how often it has shown a card · round, digest: the state it holds
     group: the connection it has, "" if none · structure: a hash of what it runs
-    store, state: addresses to form a group at and to fetch its state from
+    links, state: addresses to link with it at and to fetch its state from
     awaits: the workers it waits for before going on
     """
 
@@ -44,7 +44,7 @@ class Card:
     digest: str
     group: str
     structure: str
-    store: str
+    links: str
     state: str
     awaits: tuple[int, ...] = ()
 

@@ -1,23 +1,18 @@
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-"""The fault-tolerant engine: torchft's Lighthouse and manager say who is alive, gloo carries the
-bytes.
+"""The fault-tolerant engine: torchft's Lighthouse says who is alive, our own links carry the bytes.
 
 torchft's lower layer is used, not its `Manager` class: that one listens on every interface,
 unpickles checkpoints, and would let whoever reaches the Lighthouse into the collective. Here each
 process shows a signed card at every quorum (see `membership`), only those with the token are
-connected, and what is fetched from a peer is checked (see `transfer`).
+linked (see `links`), and what is fetched from a peer is checked (see `transfer`).
 
-A death shows in two ways: the connection breaks, which interrupts a gather at once, and heartbeats
-stop, after which the Lighthouse forms the next quorum without it. Either way the round is gathered
-again from the same messages.
+A death shows in three ways: the connection breaks, which interrupts a gather at once; a link stays
+silent, which interrupts it a little later; and heartbeats stop, after which the Lighthouse forms
+the next quorum without it. Either way the round is gathered again from the same messages.
 """
 
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 import numpy as np
 
@@ -25,26 +20,20 @@ from laconic.engines import membership
 from laconic.engines.address import reached_at, split_address, with_port
 from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
 from laconic.engines.lighthouse import PAUSE, LighthouseLink
+from laconic.engines.links import Links
 from laconic.engines.membership import Card, Plan
+from laconic.engines.tls import Tls
 from laconic.engines.transfer import StateServer, answers, fetch_state
 from laconic.engines.wire import Seal, new_frame
 from laconic.errors import LaconicError, require_positive
-
-try:
-    import torch.distributed as dist
-    from torch import from_numpy
-    from torch.distributed.distributed_c10d import AllgatherOptions
-except ImportError as error:
-    raise LaconicError(
-        f"this engine needs PyTorch ({error}): pip install 'laconic[torchft]'."
-    ) from error
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """Seconds.
 
-    gather: for everyone's bytes to arrive once all agreed
+    gather: without any of a round's bytes, from workers that do give signs of life
+    silence: without anything from a worker before it is given up
     heal: for a state to arrive
     heartbeat: between signs of life; the Lighthouse decides how many may be missed
     ask: for one answer about who is there; longer than workers usually wait for each other
@@ -54,6 +43,7 @@ class Timeouts:
     """
 
     gather: float = 30.0
+    silence: float = 5.0
     heal: float = 60.0
     heartbeat: float = 0.1
     ask: float = 600.0
@@ -63,81 +53,6 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         require_positive(**vars(self))
-
-
-class Channel:
-    """One worker's end of a gloo process group, which is formed anew whenever somebody came, left
-    or fell silent; `key` names the group it is in, "" for none."""
-
-    def __init__(self, bind: str, host: str, timeout: float, slots: int, size: int):
-        """Listen at `bind` (any port), reached by others at `host`; frames have `size` bytes."""
-        self._host = host
-        self._limit = timedelta(seconds=timeout)
-        self._size = size
-        self._slots = slots
-        self._room = self._new_room()
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        listener = socket.create_server((bind, 0), family=family)
-        port = listener.getsockname()[1]
-        # A store that opens its own port would listen on every interface.
-        own = {"is_master": True, "master_listen_fd": listener.detach()}
-        self._store = dist.TCPStore(host, port, wait_for_workers=False, timeout=self._limit, **own)
-        self.address = with_port(host, port)
-        self.key = ""
-        self._group: Any = None
-
-    def gather(self, plan: Plan, worker: int, frame: Frame) -> dict[int, Frame]:
-        """Everyone's frame by worker id, valid until the next gather; connects first if needed."""
-        if plan.fresh or plan.group != self.key:
-            self._connect(plan, worker)
-        workers = plan.quorum.workers
-        rows = [from_numpy(self._room[i]) for i in range(len(workers))]
-        own = self._fit(frame)
-        try:
-            work = self._group.allgather([rows], [from_numpy(own)], AllgatherOptions())
-            work.wait(self._limit)
-        except RuntimeError as error:  # torch's distributed errors are all RuntimeErrors
-            raise _interrupted(f"gathering from workers {workers}", error) from error
-        return {w: own if w == worker else self._room[i] for i, w in enumerate(workers)}
-
-    def _connect(self, plan: Plan, worker: int) -> None:
-        self.leave()
-        try:
-            host, port = split_address(plan.cards[0].store)
-            base = dist.TCPStore(host, port, wait_for_workers=False, timeout=self._limit)
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = self._limit
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-            rank = plan.quorum.workers.index(worker)
-            store = dist.PrefixStore(plan.group, base)
-            self._group = dist.ProcessGroupGloo(store, rank, len(plan.cards), options)
-        except RuntimeError as error:
-            raise _interrupted(f"connecting to workers {plan.quorum.workers}", error) from error
-        self.key = plan.group
-
-    def _fit(self, frame: Frame) -> np.ndarray:
-        """Exactly the agreed number of bytes: unequal sizes would break the collective for all."""
-        array = np.frombuffer(frame, np.uint8)
-        if array.size == self._size and array.flags.writeable:
-            return array
-        fitted = new_frame(self._size)
-        fitted[: array.size] = array[: self._size]
-        return fitted
-
-    def leave(self) -> None:
-        """Let go of the group, which interrupts all who still wait in it."""
-        group, self._group, self.key = self._group, None, ""
-        if group is not None:
-            group.abort()
-            self._room = self._new_room()  # the old group may still write into the old one
-
-    def _new_room(self) -> np.ndarray:
-        return new_frame(self._slots * self._size).reshape(self._slots, self._size)
-
-
-def _interrupted(what: str, error: BaseException) -> Interrupted:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-    return Interrupted(f"{what} failed: {reason}.")
 
 
 class TorchFTEngine:
@@ -154,9 +69,11 @@ class TorchFTEngine:
         host: str = "",
         timeouts: Timeouts = Timeouts(),
         yields: bool = False,
+        tls: Tls | None = None,
     ):
         """Listens on `bind`; `host` is where others reach it, if that differs. `yields`: whether it
-        ends at its start if most others have another token or other settings."""
+        ends at its start if most others have another token or other settings. `tls`: what links
+        are wrapped in."""
         if not 0 <= worker < slots:
             raise LaconicError(f"worker ids run from 0 to {slots - 1}, got {worker}.")
         self.slots = slots
@@ -171,21 +88,26 @@ class TorchFTEngine:
         self._born = time.time_ns()
         self._turn = 0
         self._yields = yields
+        self._tls = tls
+        self._rooms: dict[int, np.ndarray] = {}  # of the frames of others
         self._misfits = 0  # answers in a row that said so
         self._plan: Plan | None = None
         self._awaits: tuple[int, ...] = tuple(range(slots))
-        self._closers: list[StateServer | LighthouseLink] = []
+        self._closers: list[StateServer | LighthouseLink | Links] = []
 
     def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
         """Start to listen and to give signs of life."""
         seconds = self._timeouts
         self._size = size
         self._structure = structure.hex()
-        self._channel = Channel(self._bind, self._host, seconds.gather, self.slots, size)
+        waits = {"silence": seconds.silence, "timeout": seconds.gather, "tls": self._tls}
+        who = (self._seal, self.worker, self.slots)
+        self._links = Links(*who, self._bind, self._host, self.counts, **waits)
+        self._closers = [self._links]
         self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
-        self._closers = [self._state]
+        self._closers.append(self._state)
         name = f"{self.worker:06d}:{self._born}"
-        where = (self._lighthouse, self._bind, self._host, self._channel.address)
+        where = (self._lighthouse, self._bind, self._host, self._links.address)
         self._link = LighthouseLink(name, *where, seconds.heartbeat, seconds.patience)
         self._closers.append(self._link)
         self._await(self._awaits, seconds.patience)
@@ -198,6 +120,8 @@ class TorchFTEngine:
             if plan is not None and plan.ready:
                 self._plan = plan
                 self._awaits = ()
+                if plan.fresh or plan.group != self._links.key:
+                    self._links.begin(plan.group, self._peers(plan))
                 return plan.quorum
             time.sleep(PAUSE)
         raise LaconicError(
@@ -205,6 +129,14 @@ class TorchFTEngine:
             f"{self._timeouts.lost:.0f} s. Check that the Lighthouse runs and that enough workers "
             "are there."
         )
+
+    @property
+    def unreachable(self) -> tuple[int, ...]:
+        """Workers that this one cannot reach, although the Lighthouse counted them alive."""
+        return self._links.unreachable
+
+    def _peers(self, plan: Plan) -> dict[int, str]:
+        return {card.worker: card.links for card in plan.cards if card.worker != self.worker}
 
     def _ask(self, round: int, digest: Digest) -> Plan | None:
         self._turn += 1
@@ -214,9 +146,9 @@ class TorchFTEngine:
             turn=self._turn,
             round=round,
             digest=digest.hex(),
-            group=self._channel.key,
+            group=self._links.key,
             structure=self._structure,
-            store=self._channel.address,
+            links=self._links.address,
             state=with_port(self._host, self._state.port),
             awaits=self._still_awaited(),
         )
@@ -228,6 +160,7 @@ class TorchFTEngine:
         ours = (self._seal, texts, self.slots, self._structure)
         members, others = membership.accept(*ours, self.counts)
         self._check_fit(members, others)
+        self._links.forget({worker: card.links for worker, card in members.items()})
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
             raise LaconicError(
@@ -272,16 +205,32 @@ class TorchFTEngine:
         """An all-gather of one frame a worker, in the order of worker ids."""
         if self._plan is None:
             raise Interrupted("there is no quorum to gather in.")
-        everyone = self._channel.gather(self._plan, self.worker, frames[self.worker])
-        others = (len(everyone) - 1) * self._size
-        self.counts.sent += others
-        self.counts.received += others
-        return everyone
+        workers = self._plan.quorum.workers
+        own = self._fit(frames[self.worker])
+        rooms = {w: self._room(w) for w in workers if w != self.worker}
+        self._links.ready()
+        self._links.exchange(dict.fromkeys(rooms, (own,)), rooms)
+        return {worker: rooms.get(worker, own) for worker in workers}
+
+    def _fit(self, frame: Frame) -> np.ndarray:
+        """Exactly the agreed number of bytes: others expect no more and no less."""
+        array = np.frombuffer(frame, np.uint8)
+        if array.size == self._size:
+            return array
+        fitted = new_frame(self._size)
+        fitted[: array.size] = array[: self._size]
+        return fitted
+
+    def _room(self, worker: int) -> np.ndarray:
+        """Where a worker's frame goes, in every round."""
+        if worker not in self._rooms:
+            self._rooms[worker] = new_frame(self._size)
+        return self._rooms[worker]
 
     def commit(self, ok: bool, digest: Digest) -> bool:
         """After a failure let go of the connection, which interrupts all who still wait in it."""
         if not ok:
-            self._channel.leave()
+            self._links.leave()
         return ok
 
     def heal(self, quorum: Quorum) -> Frame:
@@ -299,8 +248,6 @@ class TorchFTEngine:
 
     def close(self) -> None:
         """Leave: no more signs of life, no more listening."""
-        if self._closers:
-            self._channel.leave()
         for one in self._closers:
             one.close()
         self._closers = []
