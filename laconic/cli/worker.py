@@ -31,9 +31,10 @@ from laconic.engines.address import (
 from laconic.engines.registry import Seat, Waits, engine_entry
 from laconic.engines.supervisor import end_with_stdin
 from laconic.engines.tls import TlsFiles
+from laconic.engines.machine import Devices
 from laconic.errors import LaconicError
 from laconic.runs.folder import Interrupted, Observer
-from laconic.runs.train import work, worker_folder
+from laconic.runs.train import on_devices, parts_of, work, worker_folder
 from laconic.runs.train_log import finish, missing_ends
 from laconic.store.records import plain
 
@@ -63,6 +64,9 @@ class Connection:
     """The address to listen on; 0.0.0.0 is every one of this machine."""
     host: str = ""
     """The address at which others reach this machine, if it is not --bind."""
+    devices: Devices | None = None
+    """Split a worker's minibatches over this many devices of its machine, or all of them; workers
+    may differ. By default what is said after --, else 1."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     tls: tyro.conf.OmitArgPrefixes[TlsFiles] = field(default_factory=TlsFiles)
 
@@ -98,6 +102,8 @@ def run_worker(argv: Sequence[str]) -> int:
     told = config.join is not None and config.worker is not None
     rank = None if told else rank_from(os.environ)
     train, _ = shared_config(words, None if rank is None else rank.workers)
+    train = on_devices(train, config.devices)
+    parts_of(train)  # what is wrong with it is said before anything is begun
     seat = seat_of(config, rank, train.workers)
     hosts = config.join is None and seat.worker == 0
     lighthouse = host_lighthouse(seat) if hosts and entry.service else None
