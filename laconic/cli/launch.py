@@ -21,6 +21,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from laconic.cli import gpus
 from laconic.cli.console import LiveDisplay, StopFlag
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.terminal import err, out, say
@@ -32,7 +33,7 @@ from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
 from laconic.runs.folder import WORKER_LOGS, RunFolder
 from laconic.runs.settings import command_line
-from laconic.runs.train import TrainConfig, parts_of
+from laconic.runs.train import TrainConfig, on_devices, parts_of
 from laconic.runs.train_log import finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
@@ -89,6 +90,7 @@ class Launch:
     token: str
     token_at: str
     restarts: int
+    gpus: list[list[str]]  # that each worker here sees; none if no GPU is handed out
 
     @property
     def folder(self) -> Path:
@@ -149,6 +151,7 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
     if config.workers is not None and config.workers < 1:
         raise LaconicError(f"workers must be positive, got {config.workers}.")
     train, resumed = shared_config(words, config.workers)
+    train = on_devices(train, config.devices)
     method, setting = parts_of(train)
     if method.budget(setting.workers, setting.local_steps)[0] != train.workers:
         raise LaconicError(
@@ -170,6 +173,8 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
         raise LaconicError(
             f"{config.engine} cannot restart a worker {restarts} times: --restarts must be 0 there."
         )
+    here = config.here or train.workers
+    devices, handed = gpus.hand_out(train.devices, train.batch, here, os.environ)
     token, token_at = find_token(config.token_file, os.environ), "the same token"
     port = free_port(config.bind, config.port)
     host = config.host or reached_at(config.bind, "127.0.0.1")
@@ -181,20 +186,24 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
         run = RunFolder.new(train.out, train.task)
     if token is None:
         token, token_at = new_token(), f"the token in {run.path / 'token'}"
-        if (config.here or train.workers) < train.workers:
+        if here < train.workers:
             write_token(run.path / "token", token)
-    train = replace(train, out=run.path)
-    return Launch(config, train, entry, run, with_port(host, port), token, token_at, restarts)
+    train = replace(train, out=run.path, devices=devices)
+    address = with_port(host, port)
+    return Launch(config, train, entry, run, address, token, token_at, restarts, handed)
 
 
 def _greet(plan: Launch) -> None:
     say(f"the workers meet at {plan.address}; folder: {plan.folder}", err)
     bind, here, workers = plan.config.bind, len(plan.names), plan.train.workers
+    if plan.gpus:
+        say(gpus.told(plan.gpus), err)
     if not is_loopback(bind):
         say(f"listening at {bind}, beyond this machine: without the token nobody gets in", err)
     if here < workers:
         joins = f"--join {plan.address} --worker N --bind ADDRESS --engine {plan.config.engine}"
-        there = command_line("train", replace(plan.train, out=None)).removeprefix("laconic ")
+        there = command_line("train", replace(plan.train, out=None, devices=1))
+        there = there.removeprefix("laconic ")
         who = f"join from elsewhere, with {plan.token_at}, N from {here} to {workers - 1}"
         say(f"{who}: laconic worker {joins} -- {there}", err)
 
@@ -233,8 +242,12 @@ def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> bool:
     """
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, VARIABLE: plan.token}
     tell, take = display.tell, display.take
+    own = {
+        name: {gpus.VISIBLE: ",".join(seen)}
+        for name, seen in zip(plan.names, plan.gpus, strict=False)
+    }
     first_end: float | None = None
-    with Supervisor(*_commands(plan), environment, plan.restarts, tell, take) as group:
+    with Supervisor(*_commands(plan), environment, plan.restarts, tell, take, own) as group:
         while not stop() and not all(member.over for member in group.workers.values()):
             group.step(0.1)
             for name, member in group.workers.items():

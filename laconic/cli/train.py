@@ -56,9 +56,7 @@ def run_train(argv: Sequence[str]) -> int:
     return with_bars("train", run, print_outcome, "this round and one more")
 
 
-def train_words(
-    argv: Sequence[str], workers: int | None = None
-) -> TrainConfig | ResumeTrainConfig:
+def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig | ResumeTrainConfig:
     """What the words after `train` ask for; `workers` is how many a launcher has, if it says so."""
     if wants_resume(argv):
         return resume_words("train", argv, ResumeTrainConfig)

@@ -28,13 +28,13 @@ from laconic.engines.address import (
     split_address,
     with_port,
 )
+from laconic.engines.machine import Devices
 from laconic.engines.registry import Seat, Waits, engine_entry
 from laconic.engines.supervisor import end_with_stdin
 from laconic.engines.tls import TlsFiles
-from laconic.engines.machine import Devices
 from laconic.errors import LaconicError
 from laconic.runs.folder import Interrupted, Observer
-from laconic.runs.train import on_devices, parts_of, work, worker_folder
+from laconic.runs.train import on_devices, work, worker_folder
 from laconic.runs.train_log import finish, missing_ends
 from laconic.store.records import plain
 
@@ -103,7 +103,6 @@ def run_worker(argv: Sequence[str]) -> int:
     rank = None if told else rank_from(os.environ)
     train, _ = shared_config(words, None if rank is None else rank.workers)
     train = on_devices(train, config.devices)
-    parts_of(train)  # what is wrong with it is said before anything is begun
     seat = seat_of(config, rank, train.workers)
     hosts = config.join is None and seat.worker == 0
     lighthouse = host_lighthouse(seat) if hosts and entry.service else None

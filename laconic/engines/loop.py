@@ -110,7 +110,7 @@ class Loop:
         checkpoint_every: int = 0,
         norm_limit: float = guard.LIMIT,
         running: str = "",
-        devices: Sequence[jax.Device] = (),
+        devices: Sequence[Any] = (),
         at: Callable[[str, int], None] = lambda point, round: None,
         committed: Callable[[Report, bool], None] = lambda report, due: None,
     ):

@@ -34,7 +34,7 @@ class Machine:
     mesh: Mesh
 
     @staticmethod
-    def of(devices: Sequence[jax.Device]) -> "Machine":
+    def of(devices: Sequence[Any]) -> "Machine":
         """A machine of these devices."""
         types = (AxisType.Auto,)
         return Machine(jax.make_mesh((len(devices),), (AXIS,), axis_types=types, devices=devices))
@@ -99,7 +99,7 @@ def check_devices(devices: Devices, batch: int) -> None:
     check_divides(batch, devices)
 
 
-def local_devices(devices: Devices, batch: int) -> list[jax.Device]:
+def local_devices(devices: Devices, batch: int) -> list[Any]:
     """So many devices of this process, the first ones, to split minibatches of `batch` over."""
     here = jax.local_devices()
     if devices == "all":
@@ -115,7 +115,7 @@ def local_devices(devices: Devices, batch: int) -> list[jax.Device]:
     return here[:devices]
 
 
-def _more(device: jax.Device, wanted: int) -> str:
+def _more(device: Any, wanted: int) -> str:
     """How a process comes by more devices."""
     if device.platform == "cpu":
         return (

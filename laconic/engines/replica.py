@@ -83,7 +83,7 @@ class Programs:
         seed: int,
         mine: tuple[int, ...],
         limit: float,
-        devices: Sequence[jax.Device] = (),
+        devices: Sequence[Any] = (),
     ):
         check_workers(method, K)
         self.method, self.K, self.H, self.B = method, K, H, B

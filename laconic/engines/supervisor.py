@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import IO, NamedTuple
 
 from laconic.errors import LaconicError
@@ -161,6 +162,7 @@ class Supervisor:
     services, workers: commands by name; services start first and end last
     restarts: how many deaths of each are made good, healthy ones forgiven
     tell: gets (name, what happened) · hear: gets every line
+    own: what single processes have in their environment beside the common one, by name
     """
 
     def __init__(
@@ -171,10 +173,12 @@ class Supervisor:
         restarts: int,
         tell: Callable[[str, str], None],
         hear: Callable[[Line], None],
+        own: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ):
         self.members = {name: Member(command) for name, command in {**services, **workers}.items()}
         self.workers = {name: self.members[name] for name in workers}
         self._environment = environment
+        self._own = own
         self._restarts = restarts
         self._tell = tell
         self._hear = hear
@@ -192,7 +196,8 @@ class Supervisor:
         member = self.members[name]
         member.due = None
         member.begun = time.monotonic()
-        member.child = Child(name, member.command, self._environment, self._lines)
+        environment = {**self._environment, **self._own.get(name, {})}
+        member.child = Child(name, member.command, environment, self._lines)
 
     def step(self, wait: float) -> None:
         """Pass on what was written, after at most `wait` seconds; then restart what is due."""

@@ -102,6 +102,9 @@ class TrainConfig:
     evaluate_every: int | None = None
     """Rounds between two looks at held-out data, drawn as curves of all the task's metrics; by
     default none is taken before the end, and one in 10 rounds where there is a patience."""
+    devices: Devices = 1
+    """Split each local step's minibatch over this many devices, or over all of them; the batch must
+    be a multiple. The numbers stay those of one device, up to rounding."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -279,8 +282,11 @@ def _every(config: TrainConfig) -> int | None:
 
 
 def on_devices(config: TrainConfig, devices: Devices | None) -> TrainConfig:
-    """The config with so many devices; None: as it says."""
-    return config if devices is None else replace(config, devices=devices)
+    """The config with so many devices, if its minibatches can be split over them; None: as it
+    says."""
+    config = config if devices is None else replace(config, devices=devices)
+    check_devices(config.devices, config.batch)
+    return config
 
 
 def run_name(config: TrainConfig) -> str:

@@ -62,6 +62,9 @@ def installed(monkeypatch):
         ),
         (["--token-file", "none", *TRAIN], ["cannot read the token in none"]),
         (["--", "train", "--resume", "nowhere"], ["nothing to resume"]),
+        (["--devices", "3", *TRAIN], ["16 examples", "3 devices", "--batch a multiple of 3"]),
+        ([*TRAIN, "--devices", "0"], ["devices is how many", "got 0"]),
+        (["--devices", "99", *TRAIN, "--batch", "99"], ["99 devices", "platform cpu"]),
     ],
 )
 def test_errors_are_one_line_and_start_nothing(argv, parts, capfd, tmp_path, monkeypatch):
@@ -140,6 +143,33 @@ def test_commands_carry_everything_but_the_token(plan_of, tmp_path, monkeypatch)
     assert len(plan.token) == 32
     assert plan.token not in " ".join(services["lighthouse"])
     assert not (tmp_path / "run" / "token").exists()  # nobody else needs it
+
+
+def test_each_worker_sees_its_own_gpus(plan_of, capfd, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    plan = plan_of("--out", "run", workers=3, here=2, devices="all")
+    launch._greet(plan)
+    said = capfd.readouterr().err
+    assert "worker 0 on GPUs 4, 5; worker 1 on GPUs 6, 7" in said
+    assert "--devices" not in said  # another machine has its own number
+    _, workers = launch._commands(plan)
+    assert all("--devices 2" in " ".join(words) for words in workers.values())
+    seen = {}
+
+    class Group:
+        def __init__(self, services, workers, environment, restarts, tell, hear, own):
+            seen.update(own)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "Supervisor", Group)
+    display = LaunchDisplay(plan.names, 1, "")
+    with pytest.raises(KeyboardInterrupt):
+        launch._watch(plan, display, lambda: False)
+    assert seen == {
+        "worker 0": {"CUDA_VISIBLE_DEVICES": "4,5"},
+        "worker 1": {"CUDA_VISIBLE_DEVICES": "6,7"},
+    }
 
 
 def test_those_who_join_from_elsewhere_are_told_how(plan_of, capfd, tmp_path):

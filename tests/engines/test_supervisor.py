@@ -75,6 +75,15 @@ def test_what_children_write_comes_line_by_line_under_their_names():
     assert sorted(lines) == sorted(expected)
 
 
+def test_a_child_may_have_variables_of_its_own():
+    show = python("import os; print(os.environ.get('OWN'), os.environ['PYTHONPATH'])")
+    lines = []
+    own = {"a": {"OWN": "only a's"}}
+    with Supervisor({}, {"a": show, "b": show}, ENVIRONMENT, 0, Told(), lines.append, own) as group:
+        run_out(group)
+    assert sorted(line.text for line in lines) == [f"None {ROOT}", f"only a's {ROOT}"]
+
+
 def test_the_dead_are_started_again_and_it_is_said(tmp_path, quick):
     """Two deaths, by a signal and by an error, then a good end."""
     code = """
