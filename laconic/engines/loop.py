@@ -131,6 +131,10 @@ class Loop:
             )
         if setting.missing:
             raise LaconicError("`missing` is for simulated workers: leave it out with an engine.")
+        if setting.fragments.active:
+            raise LaconicError(
+                "fragments are for the simulator (laconic compare): leave them out with an engine."
+            )
         self.setting = setting
         self.last = setting.rounds  # fewer if all processes agree to stop early
         self.engine = engine
