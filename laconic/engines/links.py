@@ -228,6 +228,8 @@ class Links:
         link = group.links[peer] = Stream(peer, connected, self._counts)
         self._unreachable.pop(peer, None)
         self._watch(link)
+        for one in group.links.values():
+            one.heard = time.monotonic()  # silence counts from the last link on
         self._changed.notify_all()
 
     def _break(self, group: _Group, fault: str) -> None:
@@ -244,10 +246,10 @@ class Links:
     # --- messages ---------------------------------------------------------------------------------
 
     def exchange(
-        self, sends: Mapping[int, Sequence[Frame]], into: Mapping[int, np.ndarray]
+        self, sends: Mapping[int, Sequence[Frame]], into: Mapping[int, Sequence[np.ndarray]]
     ) -> None:
-        """Send each peer its message, whose parts follow one another, and fill each array with the
-        message of that peer; raises `Interrupted`.
+        """Send each peer its message, whose parts follow one another, and fill the arrays with the
+        messages of these peers; raises `Interrupted`.
 
         All must agree beforehand on who sends how many bytes to whom.
         """
@@ -329,8 +331,10 @@ class Links:
             except OSError as error:
                 self._break(group, f"worker {peer}: {_reason(error)}")
                 break
-            if not link.ahead and now - link.heard > self._silence:
-                self._unreachable[peer] = group.peers[peer]
+            silent = group.complete and not link.ahead and now - link.heard > self._silence
+            if silent:
+                if link.met:  # otherwise it may not have come as far as this group
+                    self._unreachable[peer] = group.peers[peer]
                 self._break(group, f"worker {peer} was silent for {self._silence:g} s")
                 break
         stuck = [link.peer for link in self._busy if now - link.moved > self._timeout]

@@ -39,13 +39,14 @@ class Stream:
         self.peer = peer
         self.socket = connected
         self.heard = self.spoke = self.moved = time.monotonic()
+        self.met = False  # whether anything has come
         self.watched = 0  # the events that a selector waits for
         self.ahead = False  # it has sent more than was asked for so far; left unread
         self._counts = counts
         self._out: deque[memoryview] = deque()
         self._head, self._heads = bytearray(HEAD.size), 0  # the head now coming, how much is there
-        self._into: memoryview | None = None
-        self._got = 0
+        self._into: list[memoryview] | None = None  # what of the message is still to be filled
+        self._due = self._got = 0  # bytes of the message, and how many are there
         self._sent_number = self._read_number = 0
 
     @property
@@ -64,8 +65,8 @@ class Stream:
         reads = 0 if self.ahead else selectors.EVENT_READ
         return reads | (selectors.EVENT_WRITE if self._out else 0)
 
-    def post(self, parts: Sequence[Frame] | None, into: np.ndarray | None) -> None:
-        """Send the parts as one message, and let the next one come into this array."""
+    def post(self, parts: Sequence[Frame] | None, into: Sequence[np.ndarray] | None) -> None:
+        """Send the parts as one message, and let the next one fill these arrays."""
         now = time.monotonic()
         if parts is not None:
             views = [view for view in map(_bytes_of, parts) if view.nbytes]
@@ -77,7 +78,8 @@ class Stream:
             else:
                 self._out.extend([memoryview(head), *views])
         if into is not None:
-            self._into, self._got = _bytes_of(into), 0
+            self._into = [view for view in map(_bytes_of, into) if view.nbytes]
+            self._due, self._got = sum(view.nbytes for view in self._into), 0
             self._read_number += 1
             self.ahead = False
         self.heard = self.moved = now
@@ -119,7 +121,7 @@ class Stream:
             self._end()
         while room > 0 and not self.ahead:
             whole = self._heads == HEAD.size
-            target = self._into[self._got : self._got + room] if whole and self._into else None
+            target = self._into[0][:room] if whole and self._into else None
             try:
                 count = self.socket.recv_into(target or memoryview(self._head)[self._heads :])
             except WAIT:
@@ -127,17 +129,24 @@ class Stream:
             if count == 0:
                 raise Broken("it closed the link")
             self._counts.received += count
-            self.heard = time.monotonic()
+            self.heard, self.met = time.monotonic(), True
             room -= count
             if target is not None:
                 self.moved = self.heard
-                self._got += count
+                self._fill(count)
             else:
                 self._heads += count
                 if self._heads == HEAD.size:
                     self._begin()
             self._end()
         return not self.ahead
+
+    def _fill(self, count: int) -> None:
+        assert self._into
+        self._got += count
+        self._into[0] = self._into[0][count:]
+        if not self._into[0].nbytes:
+            self._into.pop(0)
 
     def _begin(self) -> None:
         """A head is there."""
@@ -151,8 +160,8 @@ class Stream:
         self._check(number, size)
 
     def _check(self, number: int, size: int) -> None:
-        if self._into is None or (number, size) != (self._read_number, self._into.nbytes):
-            wanted = 0 if self._into is None else self._into.nbytes
+        wanted = 0 if self._into is None else self._due
+        if self._into is None or (number, size) != (self._read_number, wanted):
             raise Broken(
                 f"it sent message {number} of {size} bytes where message {self._read_number} of "
                 f"{wanted} was due"
@@ -160,7 +169,7 @@ class Stream:
 
     def _end(self) -> None:
         """If the message is complete, the next bytes are a head."""
-        if self._heads == HEAD.size and self._into is not None and self._got == self._into.nbytes:
+        if self._heads == HEAD.size and self._into is not None and self._got == self._due:
             self._into, self._heads = None, 0
 
     def close(self) -> None:

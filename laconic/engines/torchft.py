@@ -11,7 +11,7 @@ the next quorum without it. Either way the round is gathered again from the same
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -208,9 +208,15 @@ class TorchFTEngine:
         workers = self._plan.quorum.workers
         own = self._fit(frames[self.worker])
         rooms = {w: self._room(w) for w in workers if w != self.worker}
-        self._links.ready()
-        self._links.exchange(dict.fromkeys(rooms, (own,)), rooms)
+        self.exchange(dict.fromkeys(rooms, (own,)), {w: (room,) for w, room in rooms.items()})
         return {worker: rooms.get(worker, own) for worker in workers}
+
+    def exchange(
+        self, sends: Mapping[int, Sequence[Frame]], into: Mapping[int, Sequence[np.ndarray]]
+    ) -> None:
+        """To each worker its own message; see `Links`."""
+        self._links.ready()
+        self._links.exchange(sends, into)
 
     def _fit(self, frame: Frame) -> np.ndarray:
         """Exactly the agreed number of bytes: others expect no more and no less."""

@@ -56,7 +56,8 @@ class Party:
     def gather(self, messages) -> list[dict[int, np.ndarray]]:
         def one(k: int):
             rooms = {j: np.zeros_like(messages[j]) for j in range(len(messages)) if j != k}
-            self.links[k].exchange(dict.fromkeys(rooms, (messages[k],)), rooms)
+            into = {j: (room[:3], room[3:]) for j, room in rooms.items()}
+            self.links[k].exchange(dict.fromkeys(rooms, (messages[k],)), into)
             return rooms | {k: messages[k]}
 
         return self.all(one)
@@ -109,8 +110,9 @@ def test_a_link_that_breaks_interrupts_everyone_and_is_formed_anew(party):
 
     def wait(k: int) -> str:
         rooms = {j: np.zeros(8, np.uint8) for j in range(4) if j != k}
+        into = {j: (room,) for j, room in rooms.items()}
         with pytest.raises(Interrupted) as caught:
-            four.links[k].exchange(dict.fromkeys(rooms, (np.ones(8, np.uint8),)), rooms)
+            four.links[k].exchange(dict.fromkeys(rooms, (np.ones(8, np.uint8),)), into)
         four.links[k].leave()
         return str(caught.value)
 
@@ -182,7 +184,7 @@ def test_a_silent_peer_is_given_up_and_a_slow_one_is_not(party):
         two.links[0].begin("g", {1: two.links[1].address})
         two.links[0].ready()
         room = np.zeros(4, np.uint8)
-        pending = two.threads.submit(two.links[0].exchange, {}, {1: room})
+        pending = two.threads.submit(two.links[0].exchange, {}, {1: (room,)})
         head = HEAD.pack(1, 4)
         for byte in head + b"abcd":  # one byte at a time, for longer than the silence
             peer.sendall(bytes([byte]))
@@ -195,7 +197,7 @@ def test_a_silent_peer_is_given_up_and_a_slow_one_is_not(party):
         assert two.links[0].key == "g"
         start = time.monotonic()
         with pytest.raises(Interrupted, match=r"worker 1 was silent for 0\.4 s"):
-            two.links[0].exchange({}, {1: room})
+            two.links[0].exchange({}, {1: (room,)})
         assert time.monotonic() - start < 2.0
     assert two.links[0].unreachable == (1,)
 
@@ -204,7 +206,7 @@ def test_one_that_lives_and_sends_nothing_is_given_up_after_the_timeout(party):
     two = party(2, silence=0.4, timeout=0.8)
     two.join("g")
     with pytest.raises(Interrupted, match=r"worker 1 sent nothing new for 0\.8 s"):
-        two.links[0].exchange({}, {1: np.zeros(4, np.uint8)})
+        two.links[0].exchange({}, {1: (np.zeros(4, np.uint8),)})
     assert two.links[0].unreachable == ()
 
 
@@ -220,7 +222,7 @@ def test_sizes_from_the_wire_are_not_believed(party, said):
         two.links[0].ready()
         peer.sendall(said)
         with pytest.raises(Interrupted, match="worker 1: it sent message"):
-            two.links[0].exchange({}, {1: np.zeros(4, np.uint8)})
+            two.links[0].exchange({}, {1: (np.zeros(4, np.uint8),)})
 
 
 def test_messages_that_come_early_stay_where_they_are_until_they_are_due(party):
@@ -232,7 +234,7 @@ def test_messages_that_come_early_stay_where_they_are_until_they_are_due(party):
     threading.Event().wait(0.6)  # longer than the silence: nobody waits for it
     room = np.zeros(100_000, np.uint8)
     for one in numbers[:2]:
-        two.links[0].exchange({}, {1: room})
+        two.links[0].exchange({}, {1: (room,)})
         np.testing.assert_array_equal(room, one)
 
 
