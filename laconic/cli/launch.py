@@ -26,7 +26,7 @@ from laconic.cli.console import LiveDisplay, StopFlag
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.terminal import err, out, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
-from laconic.cli.worker import Connection, split_words
+from laconic.cli.worker import Connection, needed_workers, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
@@ -50,7 +50,9 @@ HEADS += ("outer", "left\nout", "refu-\nsed", "re-\nstarts")  # narrow: all fit 
 LEGEND = "compute, talk (waiting, moving bytes), outer step: ms a round"
 DESCRIPTION = """\
 Train with real worker processes on this machine, connected by a Lighthouse. Dead workers are
-restarted, with growing waits, up to --restarts times. Say after -- what they train:
+restarted, with growing waits, up to --restarts times. A round needs more than half of the workers;
+fewer wait for the rest. So of two workers both are needed, unless --min-workers 1 says that one
+goes on alone. Say after -- what they train:
 
   laconic launch --workers 4 -- train digits
   laconic launch -- train --resume runs/digits-mlp-…
@@ -91,6 +93,7 @@ class Launch:
     token_at: str
     restarts: int
     gpus: list[list[str]]  # that each worker here sees; none if no GPU is handed out
+    least: int
 
     @property
     def folder(self) -> Path:
@@ -164,6 +167,7 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
         )
     entry = engine_entry(config.engine)
     config.tls.load()  # so that a wrong file is found here
+    least = needed_workers(config, train.workers)
     restarts = config.restarts
     if restarts is None:
         restarts = RESTARTS if entry.restarts else 0
@@ -190,7 +194,7 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
             write_token(run.path / "token", token)
     train = replace(train, out=run.path, devices=devices)
     address = with_port(host, port)
-    return Launch(config, train, entry, run, address, token, token_at, restarts, handed)
+    return Launch(config, train, entry, run, address, token, token_at, restarts, handed, least)
 
 
 def _greet(plan: Launch) -> None:
@@ -200,12 +204,31 @@ def _greet(plan: Launch) -> None:
         say(gpus.told(plan.gpus), err)
     if not is_loopback(bind):
         say(f"listening at {bind}, beyond this machine: without the token nobody gets in", err)
+    if plan.entry.restarts and workers > 1:
+        say(_needed(plan.least, workers), err)
     if here < workers:
         joins = f"--join {plan.address} --worker N --bind ADDRESS --engine {plan.config.engine}"
+        if plan.config.min_workers is not None:
+            joins += f" --min-workers {plan.least}"
         there = command_line("train", replace(plan.train, out=None, devices=1))
         there = there.removeprefix("laconic ")
         who = f"join from elsewhere, with {plan.token_at}, N from {here} to {workers - 1}"
         say(f"{who}: laconic worker {joins} -- {there}", err)
+
+
+def _needed(least: int, workers: int) -> str:
+    """What happens to a minority."""
+    if least == 1:
+        return (
+            "one worker is enough to go on, alone: if the network splits, whoever reaches the "
+            "Lighthouse goes on and the others take over its state"
+        )
+    if least == workers == 2:
+        return (
+            "both workers are needed: if one is lost the other waits for it; --min-workers 1 lets "
+            "it go on alone"
+        )
+    return f"{least} of {workers} workers are needed: fewer wait for the rest (--min-workers)"
 
 
 def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -218,7 +241,7 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
         module = "laconic.engines.lighthouse"
         services[LIGHTHOUSE] = [*PYTHON, module, *_flags(listen), "--until-eof"]
     flags: dict[str, Any] = {"join": plan.address, "engine": config.engine}
-    flags |= {"bind": config.bind, "host": host, **vars(waits)}
+    flags |= {"bind": config.bind, "host": host, "min-workers": plan.least, **vars(waits)}
     flags |= {name.replace("_", "-"): file for name, file in vars(config.tls).items() if file}
     flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
     train = shlex.split(command_line("train", plan.train))[1:]

@@ -40,6 +40,8 @@ class Seat:
     bind: where to listen · host: where others reach this process, if that differs
     yields: whether it ends at its start if most others have another token or other settings
     tls: what connections between workers are wrapped in
+    least: how many workers a round needs, by default a majority of them
+    again: whether an earlier process was this worker
     """
 
     worker: int
@@ -50,6 +52,8 @@ class Seat:
     waits: Waits = field(default_factory=Waits)
     yields: bool = False
     tls: Tls | None = None
+    least: int | None = None
+    again: bool = False
 
 
 class EngineEntry(NamedTuple):
@@ -77,8 +81,19 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
         lost=waits.lost,
         heartbeat=min(Timeouts.heartbeat, waits.silence / 5),
     )
-    where = {"bind": seat.bind, "host": seat.host, "yields": seat.yields, "tls": seat.tls}
-    return TorchFTEngine(seat.worker, seat.workers, seat.address, seal, timeouts=timeouts, **where)
+    return TorchFTEngine(
+        seat.worker,
+        seat.workers,
+        seat.address,
+        seal,
+        bind=seat.bind,
+        host=seat.host,
+        timeouts=timeouts,
+        yields=seat.yields,
+        tls=seat.tls,
+        least=seat.least,
+        again=seat.again,
+    )
 
 
 def _jax_distributed(seat: Seat, seal: Seal) -> Engine:

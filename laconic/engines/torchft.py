@@ -7,9 +7,12 @@ linked (see `links`), and what is fetched from a peer is checked (see `transfer`
 
 A death shows in three ways: the connection breaks, which interrupts a gather at once; a link stays
 silent, which interrupts it a little later; and heartbeats stop, after which the Lighthouse forms
-the next quorum without it. Either way the round is gathered again from the same messages.
+the next quorum without it. Either way the round is gathered again from the same messages, by the
+workers that are left if they are enough (`least`). Workers that cannot reach each other say so on
+their cards, and one of them is left out until they can.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from laconic.engines.links import Links
 from laconic.engines.membership import Card, Plan
 from laconic.engines.tls import Tls
 from laconic.engines.transfer import StateServer, answers, fetch_state
+from laconic.engines.waiting import PATIENT, Waiting, late, majority, reason
 from laconic.engines.wire import Seal, new_frame
 from laconic.errors import LaconicError, require_positive
 
@@ -39,6 +43,7 @@ class Timeouts:
     ask: for one answer about who is there; longer than workers usually wait for each other
     patience: to wait for all workers at the very start
     grace: for old peers that do not answer, after a Lighthouse was lost
+    rejoin: for the rest of the workers once there are enough, after a restart or a lost Lighthouse
     lost: without any quorum before giving up; longer than the slowest worker's local steps
     """
 
@@ -49,6 +54,7 @@ class Timeouts:
     ask: float = 600.0
     patience: float = 60.0
     grace: float = 2.0
+    rejoin: float = 5.0
     lost: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -70,12 +76,18 @@ class TorchFTEngine:
         timeouts: Timeouts = Timeouts(),
         yields: bool = False,
         tls: Tls | None = None,
+        least: int | None = None,
+        again: bool = False,
     ):
         """Listens on `bind`; `host` is where others reach it, if that differs. `yields`: whether it
-        ends at its start if most others have another token or other settings. `tls`: what links
-        are wrapped in."""
+        ends at its start if most others have another token or other settings. `least`: how many
+        workers a round needs, by default a majority; 1: one may go on alone. `again`: whether an
+        earlier process was this worker. `tls`: what links are wrapped in."""
         if not 0 <= worker < slots:
             raise LaconicError(f"worker ids run from 0 to {slots - 1}, got {worker}.")
+        least = majority(slots) if least is None else least
+        if not 1 <= least <= slots:
+            raise LaconicError(f"a round needs from 1 to all {slots} workers, got {least}.")
         self.slots = slots
         self.mine = (worker,)
         self.counts = Counts(0, 0, {})
@@ -90,7 +102,11 @@ class TorchFTEngine:
         self._yields = yields
         self._tls = tls
         self._rooms: dict[int, np.ndarray] = {}  # of the frames of others
+        self._seen: dict[int, int] = {}  # when the others started, by their last cards
         self._misfits = 0  # answers in a row that said so
+        self._least = least
+        self._again = again
+        self._waiting = Waiting(lambda line: self.counts.tell(line))
         self._plan: Plan | None = None
         self._awaits: tuple[int, ...] = tuple(range(slots))
         self._closers: list[StateServer | LighthouseLink | Links] = []
@@ -117,12 +133,17 @@ class TorchFTEngine:
         give_up = time.monotonic() + self._timeouts.lost
         while time.monotonic() < give_up:
             plan = self._ask(round, digest)
-            if plan is not None and plan.ready:
+            if plan is not None and plan.ready and self.worker in plan.quorum.workers:
+                if plan.present == self.mine and self.slots > 1 and self._begins(round):
+                    self._lacks_company(plan)
                 self._plan = plan
                 self._awaits = ()
                 if plan.fresh or plan.group != self._links.key:
                     self._links.begin(plan.group, self._peers(plan))
+                self._waiting.over()
                 return plan.quorum
+            if plan is not None:
+                self._wait_for_more(plan, round)
             time.sleep(PAUSE)
         raise LaconicError(
             f"worker {self.worker} found no quorum at {self._lighthouse} for "
@@ -130,13 +151,40 @@ class TorchFTEngine:
             "are there."
         )
 
-    @property
-    def unreachable(self) -> tuple[int, ...]:
-        """Workers that this one cannot reach, although the Lighthouse counted them alive."""
-        return self._links.unreachable
-
     def _peers(self, plan: Plan) -> dict[int, str]:
         return {card.worker: card.links for card in plan.cards if card.worker != self.worker}
+
+    def _wait_for_more(self, plan: Plan, round: int) -> None:
+        """Say why it waits, bound the time, and end what cannot begin."""
+        enough = len(plan.quorum.workers) >= plan.least
+        if why := reason(plan, self.slots, self.worker):
+            self._waiting.because(why)
+        elif plan.awaited:
+            self._waiting.because(late(plan), PATIENT)
+        if enough and not self._begins(round):
+            end = time.monotonic() + self._timeouts.rejoin
+            self._awaits_longest = min(self._awaits_longest, end)
+        if not enough and not self._awaits and self._begins(round):
+            self._lacks_company(plan)
+
+    def _begins(self, round: int) -> bool:
+        """Whether neither this worker nor an earlier process of it has taken part yet."""
+        return self._plan is None and round == 0 and not self._again
+
+    def _lacks_company(self, plan: Plan) -> None:
+        """A worker that begins all by itself is not among those it was meant to join."""
+        there = ", ".join(str(w) for w in plan.present if w != self.worker)
+        found = f"only worker {there}" if there else "none"
+        others = ", ".join(f"{n} × {reason}" for reason, n in self.counts.refused.items())
+        why = (
+            f"those who came were refused ({others}): give all workers the same token and the same "
+            "words after --"
+            if others
+            else "start them, or give them more --patience"
+        )
+        raise LaconicError(
+            f"worker {self.worker} found {found} of the other {self.slots - 1}: {why}."
+        )
 
     def _ask(self, round: int, digest: Digest) -> Plan | None:
         self._turn += 1
@@ -151,6 +199,8 @@ class TorchFTEngine:
             links=self._links.address,
             state=with_port(self._host, self._state.port),
             awaits=self._still_awaited(),
+            least=self._least,
+            cut=tuple((w, self._seen[w]) for w in self._links.unreachable if w in self._seen),
         )
         seconds, shown = self._timeouts, card.show(self._seal)
         texts = self._link.ask(round + 1, shown, seconds.ask, seconds.lost)
@@ -161,6 +211,7 @@ class TorchFTEngine:
         members, others = membership.accept(*ours, self.counts)
         self._check_fit(members, others)
         self._links.forget({worker: card.links for worker, card in members.items()})
+        self._seen = {worker: card.born for worker, card in members.items()}
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
             raise LaconicError(
@@ -190,15 +241,21 @@ class TorchFTEngine:
     def _await(self, workers: tuple[int, ...], seconds: float) -> None:
         self._awaits = workers
         self._awaits_until = time.monotonic() + seconds
+        self._awaits_longest = math.inf  # until there are enough
 
     def _still_awaited(self) -> tuple[int, ...]:
-        """All of them for a while; then those that answer but have not found the Lighthouse."""
-        if self._awaits and time.monotonic() >= self._awaits_until:
+        """All of them for a while; then those that answer but have not found the Lighthouse, until
+        those that have are enough and have waited for the rest."""
+        now = time.monotonic()
+        if now >= self._awaits_longest:
+            self._awaits = ()
+        if self._awaits and now >= self._awaits_until:
             cards = () if self._plan is None else self._plan.cards
             seconds = self._timeouts.grace
             others = [card for card in cards if card.worker != self.worker]
             reached = {c.worker for c in others if answers(self._seal, c.state, seconds)}
-            self._await(tuple(w for w in self._awaits if w in reached), seconds)
+            self._awaits = tuple(w for w in self._awaits if w in reached)
+            self._awaits_until = time.monotonic() + seconds
         return self._awaits
 
     def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:

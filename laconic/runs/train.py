@@ -448,9 +448,7 @@ class Part:
         with contextlib.closing(loop.rounds()) as reports:
             for report in reports:
                 now = time.monotonic()
-                if last is None:
-                    self._check_company(report)
-                elif outlook is not None:
+                if last is not None and outlook is not None:
                     outlook.took(1, now - last)
                 last = now
                 row = row_of(report)
@@ -486,23 +484,6 @@ class Part:
             ) from None
         outlook.ready(done, program, lambda: (seconds_of(local, *given), 0.0))
         return outlook
-
-    def _check_company(self, report: Report) -> None:
-        """A worker that begins all by itself is not among those it was meant to join."""
-        if len(self.engine.mine) == self.engine.slots or len(report.quorum.workers) > len(
-            self.engine.mine
-        ):
-            return
-        others = ", ".join(f"{n} × {reason}" for reason, n in report.refused.items())
-        why = (
-            f"those who came were refused ({others}): give all workers the same token and the same "
-            "words after --"
-            if others
-            else "start them, or give them more --patience"
-        )
-        raise LaconicError(
-            f"worker {self.engine.mine[0]} found none of the other {self.engine.slots - 1}: {why}."
-        )
 
     def _finish(self, loop: Loop, log: Log) -> None:
         if loop.final is None:

@@ -56,6 +56,7 @@ def installed(monkeypatch):
         (["--bind", "192.0.2.1", *TRAIN], ["cannot listen at 192.0.2.1:0"]),
         (["--silence", "-1", *TRAIN], ["silence must be positive"]),
         (["--restarts", "-1", *TRAIN], ["--restarts"]),
+        (["--workers", "4", "--min-workers", "5", *TRAIN], ["--min-workers", "4", "got 5"]),
         (
             ["--engine", "jax-distributed", "--restarts", "1", *TRAIN],
             ["jax-distributed cannot", "--restarts must be 0"],
@@ -102,6 +103,7 @@ def test_an_unknown_engine_and_a_missing_extra(capfd, monkeypatch):
 
 def test_help_teaches(capfd):
     words = ["launch --workers 4 -- train digits", "--bind", "--restarts", "--silence", "--here"]
+    words += ["--min-workers", "of two workers both are needed"]
     assert_help_has(capfd, "launch", words)
 
 
@@ -186,6 +188,24 @@ def test_those_who_join_from_elsewhere_are_told_how(plan_of, capfd, tmp_path):
     assert token.read_text().strip() == plan.token
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert str(token.relative_to(tmp_path)) in said
+
+
+@pytest.mark.parametrize(
+    ("workers", "least", "needed", "said"),
+    [
+        (4, None, 3, ["3 of 4 workers are needed", "--min-workers"]),
+        (2, None, 2, ["both workers are needed", "--min-workers 1"]),
+        (4, 1, 1, ["one worker is enough to go on, alone", "splits"]),
+    ],
+)
+def test_what_a_minority_does_is_said(plan_of, capfd, workers, least, needed, said):
+    plan = plan_of("--out", "run", workers=workers, here=1, min_workers=least)
+    launch._greet(plan)
+    told = capfd.readouterr().err
+    assert all(part in told for part in said)
+    assert (f"--min-workers {least} --" in told) == (least is not None)  # for those who join
+    _, commands = launch._commands(plan)
+    assert f"--min-workers {needed}" in " ".join(commands["worker 0"])
 
 
 def test_a_given_token_is_used(plan_of, monkeypatch, tmp_path):

@@ -48,6 +48,7 @@ def test_waits_reach_torchft():
     assert seconds.silence == 0.2
     assert seconds.heartbeat <= 0.2 / 5  # several signs of life fit into the silence
     assert (engine._bind, engine._host) == ("127.0.0.2", "127.0.0.3")
+    assert (engine._least, engine._again) == (2, False)
 
 
 @needs_torchft
