@@ -34,7 +34,7 @@ class Scenario:
 
     vanishes: a worker that is killed the moment its links are cut, so that nobody hears of it
     longest: a gap that is still good · least: commits that are needed
-    back: seconds to the first commit after the network's repair; None: no goal
+    back: seconds to the first commit of a majority after the network's repair; None: no goal
     """
 
     says: str
@@ -201,7 +201,7 @@ def judged(scenario: Scenario, watch: Watch, moments: tuple[float, float, float]
     times = [commit.at for commit in commits]
     during = [at for at in witness.first_seen(commits).values() if begin < at <= healed]
     median = witness.median_round(during)
-    back = [at for at in times if at > healed]
+    back = [c.at for c in commits if c.at > healed and 2 * len(c.quorum) > WORKERS]
     return {
         "says": scenario.says,
         "seconds": round(healed - begin, 1),

@@ -227,7 +227,7 @@ def page(found: dict[str, Record]) -> str:
             "## Bad networks\n",
             f"Four workers, each in a network namespace of its own, {_where(one)}. The gap counts "
             "from the fault's beginning to the end of the watch; `back after` from the network's "
-            "repair to the next commit.\n",
+            "repair to a majority's next commit.\n",
             markdown_table(*network_rows(one["scenarios_run"])) + "\n",
             _goals(one),
         ]
