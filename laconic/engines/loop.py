@@ -20,7 +20,7 @@ import numpy as np
 
 from laconic.client import Shared
 from laconic.engines import guard
-from laconic.engines.base import Digest, Engine, Frame, Interrupted, Quorum, text_digest
+from laconic.engines.base import Bounds, Digest, Engine, Frame, Interrupted, Quorum, text_digest
 from laconic.engines.local_workers import LocalWorkers, Seconds, Signed
 from laconic.engines.replica import Judged, Measured, Programs, Replica
 from laconic.engines.wire import HEADER, Seal, new_frame
@@ -161,7 +161,8 @@ class Loop:
         layout, state = self.programs.layout, self.programs.replica_layout
         structure = text_digest(layout.structure, state.structure, layout.frame, self.running)
         try:
-            self.engine.open(layout.frame, structure, self._snapshot)
+            bounds = Bounds(state.size, self.last)
+            self.engine.open(layout.frame, structure, self._snapshot, bounds)
             while int(replica.round) < self.last:
                 replica, digest, report = self._round(replica, local, digest)
                 if report is not None:

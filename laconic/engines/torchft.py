@@ -21,9 +21,9 @@ import numpy as np
 
 from laconic.engines import membership
 from laconic.engines.address import reached_at, split_address, with_port
-from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
-from laconic.engines.lighthouse import PAUSE, LighthouseLink
+from laconic.engines.base import Bounds, Counts, Digest, Frame, Interrupted, Quorum, Snapshot
 from laconic.engines.links import Links
+from laconic.engines.meeting import PAUSE, Caller, LighthouseLink
 from laconic.engines.membership import Card, Plan
 from laconic.engines.tls import Tls
 from laconic.engines.transfer import StateServer, answers, fetch_state
@@ -111,9 +111,12 @@ class TorchFTEngine:
         self._awaits: tuple[int, ...] = tuple(range(slots))
         self._closers: list[StateServer | LighthouseLink | Links] = []
 
-    def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
+    def open(
+        self, size: int, structure: bytes, snapshot: Snapshot, bounds: Bounds = Bounds()
+    ) -> None:
         """Start to listen and to give signs of life."""
         seconds = self._timeouts
+        self._bounds = bounds
         self._size = size
         self._structure = structure.hex()
         waits = {"silence": seconds.silence, "timeout": seconds.gather, "tls": self._tls}
@@ -122,9 +125,8 @@ class TorchFTEngine:
         self._closers = [self._links]
         self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
         self._closers.append(self._state)
-        name = f"{self.worker:06d}:{self._born}"
-        where = (self._lighthouse, self._bind, self._host, self._links.address)
-        self._link = LighthouseLink(name, *where, seconds.heartbeat, seconds.patience)
+        caller = Caller(self._lighthouse, self._seal, self.worker, self._born, tls=self._tls)
+        self._link = LighthouseLink(caller, seconds.heartbeat, seconds.patience)
         self._closers.append(self._link)
         self._await(self._awaits, seconds.patience)
 
@@ -203,12 +205,12 @@ class TorchFTEngine:
             cut=tuple((w, self._seen[w]) for w in self._links.unreachable if w in self._seen),
         )
         seconds, shown = self._timeouts, card.show(self._seal)
-        texts = self._link.ask(round + 1, shown, seconds.ask, seconds.lost)
+        texts = self._link.ask(shown, seconds.ask, seconds.lost)
         if texts is None:
             self._await_peers()
             return None
         ours = (self._seal, texts, self.slots, self._structure)
-        members, others = membership.accept(*ours, self.counts)
+        members, others = membership.accept(*ours, self.counts, self._bounds.rounds)
         self._check_fit(members, others)
         self._links.forget({worker: card.links for worker, card in members.items()})
         self._seen = {worker: card.born for worker, card in members.items()}
@@ -224,7 +226,7 @@ class TorchFTEngine:
         # Another card than the last one shown is the late answer to a question that timed out.
         return membership.plan(members) if mine is not None and mine.turn == self._turn else None
 
-    def _check_fit(self, members: dict[int, Card], others: list[tuple[str, Card]]) -> None:
+    def _check_fit(self, members: dict[int, Card], others: list[Card]) -> None:
         """End a worker that most others refuse, before its first quorum and at the second sight of
         them: the first may be the question of a process that is gone."""
         starts = self._yields and self._plan is None
