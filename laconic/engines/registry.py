@@ -3,7 +3,6 @@
 Adding an engine is a function here and a line in `ENGINES`.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,7 +57,7 @@ class Seat:
 
 
 class EngineEntry(NamedTuple):
-    """An engine; `needs` are modules of an extra.
+    """An engine.
 
     meet: reaches the others and gives the seal of the run they are of, before JAX is used
     restarts: whether a dead worker may come back · service: whether it needs a Lighthouse
@@ -66,7 +65,6 @@ class EngineEntry(NamedTuple):
 
     meet: Callable[[Seat, Seal], Seal]
     connect: Callable[[Seat, Seal], Engine]
-    needs: tuple[str, ...]
     restarts: bool
     service: bool
     summary: str
@@ -128,7 +126,6 @@ ENGINES: dict[str, EngineEntry] = {
     "torchft": EngineEntry(
         _at_the_lighthouse,
         _torchft,
-        ("torch", "torchft"),
         True,
         True,
         "survives workers that die, stall or come back",
@@ -136,7 +133,6 @@ ENGINES: dict[str, EngineEntry] = {
     "jax-distributed": EngineEntry(
         _in_the_mesh,
         _jax_distributed,
-        (),
         False,
         False,
         "for clusters that do not fail: one death ends all",
@@ -145,13 +141,7 @@ ENGINES: dict[str, EngineEntry] = {
 
 
 def engine_entry(name: str) -> EngineEntry:
-    """An engine by name; an error if what it needs is not installed."""
+    """An engine by name."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    missing = [module for module in ENGINES[name].needs if importlib.util.find_spec(module) is None]
-    if missing:
-        raise LaconicError(
-            f"the engine {name} needs {' and '.join(missing)}, not installed here: pip install "
-            "'laconic[torchft]'."
-        )
     return ENGINES[name]
