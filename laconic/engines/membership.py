@@ -89,7 +89,7 @@ class Card:
             "links": self.links == "" or is_address(self.links),
             "state": self.state == "" or is_address(self.state),
             "awaits": all(_whole(worker, LAST_ID) for worker in self.awaits),
-            "least": _whole(self.least, LAST_ID) and self.least > 0,
+            "least": type(self.least) is int,
             "cut": all(_whole(w, LAST_ID) and _whole(born, LAST_TIME) for w, born in self.cut),
         }
         return next((name for name, good in checks.items() if not good), "")
@@ -152,7 +152,7 @@ def accept(
             counts.refuse(wrong)
         elif card.worker >= slots or any(worker >= slots for worker in card.awaits):
             counts.refuse(f"worker id {max(card.worker, *card.awaits, 0)} of a run with {slots}")
-        elif card.least > slots:
+        elif not 1 <= card.least <= slots:
             counts.refuse(f"worker {card.worker} wants {card.least} of {slots} workers in a round")
         elif card.round > last:
             counts.refuse(f"worker {card.worker} with a round after the last")

@@ -100,7 +100,6 @@ def test_what_is_no_card_of_this_run_is_counted_and_kept_out(text):
         ("awaits", ("0",)),
         ("awaits", (-1,)),
         ("least", "x"),
-        ("least", 0),
         ("cut", ((-1, 5),)),
         ("cut", ((1, "5"),)),
     ],
