@@ -434,6 +434,7 @@ class Part:
             running=digests_of(self.folder.header["task"]),
             devices=local_devices(self.config.devices, self.config.batch),
             committed=lambda report, due: self._committed(loop, log, report, due),
+            handing_on=log.flush,
         )
         done = _saved_rounds(self.folder.path, self.engine)
         if self._early().get("stopped"):  # killed between its last round and its end
