@@ -160,6 +160,10 @@ class Loop:
     def rounds(self) -> Generator[Report, None, None]:
         """Start or resume, until all rounds are done and all peers have their result."""
         replica, local = self._restore()
+        if (aggregate := self.programs.method.aggregate) is not None:
+            self._notes.append(
+                f"{aggregate.name} needs every message: each worker sends its own to all others"
+            )
         digest = self._hold(self.programs.digest(replica), replica)
         self._warm_up(replica, local, digest)  # compile before peers wait for this process
         layout, state = self.programs.layout, self.programs.replica_layout

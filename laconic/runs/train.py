@@ -22,6 +22,7 @@ from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, r
 from laconic.engines.machine import Devices, check_devices, local_devices
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive
+from laconic.means import MEAN, parse_aggregate
 from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
 from laconic.runs.early import Looks, check_patience, look, watched
@@ -93,6 +94,9 @@ class TrainConfig:
     compress: str = "dense"
     """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
     topk:0.01+int8+ef."""
+    aggregate: str = "mean"
+    """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
+    krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
     norm_limit: float = 100.0
     """A message whose norm is over so many times the usual is left out; the usual norm is the
     largest median of a round so far."""
@@ -271,7 +275,8 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
         config.rounds,
     )
     compressor = parse_compressor(config.compress)
-    method = parse_method(config.optimizer, config.workers, compressor, use="train")
+    aggregate = parse_aggregate(config.aggregate)
+    method = parse_method(config.optimizer, config.workers, compressor, "train", aggregate)
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
     return method.told(K, H, config.rounds), setting
@@ -300,6 +305,8 @@ def run_name(config: TrainConfig) -> str:
     """
     without = OWN if config.patience is not None else (*OWN, "patience", "evaluate_every")
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
+    if config.aggregate == MEAN:
+        del said["aggregate"]  # as in runs that were begun before there was another
     contents = contents_of(config)
     if contents is not None:
         _, colon, options = config.optimizer.partition(":")
