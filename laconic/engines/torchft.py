@@ -123,7 +123,8 @@ class TorchFTEngine:
         who = (self._seal, self.worker, self.slots)
         self._links = Links(*who, self._bind, self._host, self.counts, **waits)
         self._closers = [self._links]
-        self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
+        serves = (self._seal, self._bind, snapshot, seconds.heal, self.counts, self._tls)
+        self._state = StateServer(*serves)
         self._closers.append(self._state)
         caller = Caller(self._lighthouse, self._seal, self.worker, self._born, tls=self._tls)
         self._link = LighthouseLink(caller, seconds.heartbeat, seconds.patience)
@@ -255,7 +256,7 @@ class TorchFTEngine:
             cards = () if self._plan is None else self._plan.cards
             seconds = self._timeouts.grace
             others = [card for card in cards if card.worker != self.worker]
-            reached = {c.worker for c in others if answers(self._seal, c.state, seconds)}
+            reached = {c.worker for c in others if answers(self._seal, c.state, seconds, self._tls)}
             self._awaits = tuple(w for w in self._awaits if w in reached)
             self._awaits_until = time.monotonic() + seconds
         return self._awaits
@@ -306,7 +307,8 @@ class TorchFTEngine:
         for source in (*quorum.sources[start:], *quorum.sources[:start]):
             wanted = addresses[source], quorum.round, quorum.digest
             try:
-                return fetch_state(self._seal, *wanted, self._timeouts.heal, self.counts)
+                heal, most = self._timeouts.heal, self._bounds.state
+                return fetch_state(self._seal, *wanted, heal, self.counts, most, self._tls)
             except Interrupted as error:
                 reasons.append(str(error))
         raise Interrupted(" ".join(reasons))
