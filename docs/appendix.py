@@ -11,7 +11,7 @@ from typing import Any
 
 from laconic.reproduce import named_experiment
 from laconic.reproduce.outcome import tables
-from laconic.show.comparison import summary_table
+from laconic.show.summary import summary_table
 from laconic.show.sweep import ranking_text
 from laconic.store.records import read
 

@@ -24,7 +24,8 @@ from laconic import (
 )
 from laconic.runs.folder import describe
 from laconic.show import training
-from laconic.show.comparison import curves_figure, panels, summary_table
+from laconic.show.comparison import curves_figure, panels
+from laconic.show.summary import summary_table
 from laconic.store.records import read
 from laconic.tasks.catalog import OWN_TASK
 from laconic.tasks.own import fingerprint

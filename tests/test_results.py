@@ -12,7 +12,7 @@ from benchmarks import rounding
 from laconic.reproduce import named_experiment
 from laconic.reproduce.outcome import read_outcome, rows_of, write_outcome
 from laconic.runs.publish import results_of
-from laconic.show.comparison import summarise, summary_table
+from laconic.show.summary import summarise, summary_table
 from laconic.show.sweep import ranking_text
 from laconic.show.timing import parse_link
 from laconic.store.records import plain, read

@@ -21,8 +21,10 @@ from laconic.runs.compare import CompareConfig, compare, resume_compare
 from laconic.runs.settings import program
 from laconic.runs.sweep import SweepConfig, resume_sweep, sweep
 from laconic.show.advice import advice
-from laconic.show.comparison import setting_of, summary_table, verdict
+from laconic.show.comparison import setting_of
+from laconic.show.summary import summary_table
 from laconic.show.sweep import closing_sentence, ranking_table
+from laconic.show.verdict import verdict
 
 COMPARE = "Compare outer optimizers on one task."
 SWEEP = "Try a grid of one method's hyper-parameters on one task."

@@ -41,7 +41,7 @@ from laconic.runs.ready import Optimizer, about_ready, methods_of, spoken
 from laconic.runs.settings import begun_with, resume_command
 from laconic.runs.simulate import TOPOLOGIES, Chunk, Diverged, Simulation, in_parts
 from laconic.show import comparison, metrics
-from laconic.show.comparison import summarise
+from laconic.show.summary import summarise
 from laconic.show.timing import Link, Traffic, parse_duration, parse_link
 from laconic.store import checkpoint
 from laconic.tasks.base import Task

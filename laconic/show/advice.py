@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from laconic.show import metrics
-from laconic.show.comparison import Row, bounds, methods_of, rivals_of, summary_of
 from laconic.show.curves import Record
+from laconic.show.summary import Row, bounds, methods_of, rivals_of, summary_of
 from laconic.show.table import MISSING, Table, count, number, percent
 
 NOTE = """\

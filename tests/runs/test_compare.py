@@ -24,7 +24,7 @@ from laconic.runs.resume import resume
 from laconic.runs.settings import command_line
 from laconic.runs.simulate import Simulation
 from laconic.show import metrics
-from laconic.show.comparison import curves_of
+from laconic.show.summary import curves_of
 from laconic.store.records import RECORDS, plain, provenance
 from laconic.tasks.base import plain_task
 from tests.runs.notes import Notes

@@ -12,7 +12,8 @@ from laconic.runs.compare import CompareConfig, compare, resume_compare
 from laconic.runs.early import Looks
 from laconic.runs.folder import Interrupted
 from laconic.runs.train import Part, TrainConfig, resume_train, train
-from laconic.show.comparison import notes, summary_table
+from laconic.show.summary import summary_table
+from laconic.show.verdict import notes
 from laconic.store import checkpoint
 from tests.runs.meta_runs import assert_same_bits
 from tests.runs.notes import Notes

@@ -5,8 +5,10 @@ import re
 import pytest
 
 from laconic.show import metrics
-from laconic.show.comparison import curves_of, notes, panels, summary_table, table_of, verdict
+from laconic.show.comparison import panels
+from laconic.show.summary import curves_of, summary_table, table_of
 from laconic.show.table import number
+from laconic.show.verdict import notes, verdict
 from tests.show.made_up import LINK, diverging, usual
 
 FIELDS = ("label", "final_train", "final_train_error", "test_loss", "test_accuracy")

@@ -11,6 +11,8 @@ from matplotlib.image import imread
 from laconic.show import comparison as report
 from laconic.show import curves, table
 from laconic.show.page import CSS
+from laconic.show.summary import methods_of, summary_table
+from laconic.show.verdict import notes, verdict
 from tests.show.html import Page
 from tests.show.made_up import (
     DENSE,
@@ -103,16 +105,16 @@ def cases():
 def test_the_page_stands_alone_and_holds_every_method_and_number(name):
     records = cases()[name]
     page = assert_self_contained(report.report_page(records))
-    shown = report.summary_table(records)
+    shown = summary_table(records)
     assert page.tables[0] == [shown.headers, *shown.rows]
-    assert report.verdict(records) in page.text.replace("\xa0", " ")
-    for note in report.notes(records):
+    assert verdict(records) in page.text.replace("\xa0", " ")
+    for note in notes(records):
         assert note in page.text
     assert not re.search(r"\b(null|nan|NaN|None|inf)\b", page.text)
     drawings = [a["aria-label"] for tag, a in page.tags if tag == "svg" and a.get("role") == "img"]
     assert len(drawings) == len(report.panels(records)) + (name == "compressed")
     for drawing in drawings:
-        assert all(method["label"] in drawing for method in report.methods_of(records))
+        assert all(method["label"] in drawing for method in methods_of(records))
     assert page.values("lang") == ["en"]
     assert {a.get("scope") for tag, a in page.tags if tag == "th"} == {"col", "row"}
 

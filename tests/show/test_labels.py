@@ -8,6 +8,7 @@ from laconic.methods import METHODS, TUNED, parse_method
 from laconic.recipes.comparisons import RECIPES
 from laconic.show import comparison, page
 from laconic.show.labels import TITLES, labels_of, numbers_meant
+from laconic.show.summary import summary_table
 from tests.show.made_up import usual
 
 LONG = "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8"
@@ -72,7 +73,7 @@ def test_what_numbers_stand_for_is_told_once():
 
 def test_terminal_markdown_page_and_figure_show_the_same_label():
     records = usual(seeds=2, rounds=30, labels=("local-sgd", LONG))
-    table = comparison.summary_table(records)
+    table = summary_table(records)
     assert [row[0] for row in table.rows] == ["local SGD", SHORT]
     assert f'| <abbr title="{LONG}">{SHORT}</abbr> |' in table.markdown()
     assert f'<div class="name" title="{LONG}">' in page.table(table)
@@ -88,10 +89,10 @@ def test_rows_tuned_on_the_task_say_so():
     words = ("local-sgd", *TUNED["digits-mlp"], "lopt-a-digits", "lopt-a-general")
     assert RECIPES["digits"][1].optimizers == words
     assert all(parse_method(word, K=8) for word in words)
-    table = comparison.summary_table(usual(seeds=2, rounds=30, labels=words))
+    table = summary_table(usual(seeds=2, rounds=30, labels=words))
     marked = [row[0].endswith(" *") for row in table.rows]
     assert marked == [False, True, True, True, True, True, False]
     assert "* Its numbers were chosen, or it was meta-trained, on digits-mlp." in table.note
     records = usual(seeds=2, rounds=30, labels=words)
     records[0]["task"]["name"] = "fmnist-mlp2"
-    assert "*" not in comparison.summary_table(records).markdown().replace("**", "")
+    assert "*" not in summary_table(records).markdown().replace("**", "")
