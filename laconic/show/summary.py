@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.methods import TUNED
+from laconic.methods import CHOSEN_BEFORE, TUNED
 from laconic.show import metrics
 from laconic.show.curves import Record, Style, method_styles, of_kind
 from laconic.show.labels import labels_of, numbers_meant
@@ -211,7 +211,7 @@ def _chosen_on(task: str, word: str) -> bool:
     if task not in TUNED:
         return False
     card = cards().get(word.partition(":")[0])
-    return word in TUNED[task] or (
+    return word in (*TUNED[task], *CHOSEN_BEFORE.get(task, ())) or (
         card is not None and task in (trained["task"] for trained in card.trained_on)
     )
 
