@@ -20,6 +20,10 @@ class LaconicError(Exception):
     status = 1
 
 
+class CannotBegin(LaconicError):
+    """A run cannot begin here: nothing is computed, and nothing is left behind."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> LaconicError:
     """The error for a name that no registry holds, with the nearest known name as a suggestion."""
     known = sorted(known)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from laconic.errors import LaconicError
+from laconic.errors import CannotBegin, LaconicError
 from laconic.runs.folder import Observer
 from laconic.runs.measure import one_item
 from laconic.show.table import duration, plural
@@ -34,7 +34,7 @@ DEAREST = 10.0  # how much more than the first a method of a comparison may cost
 MEMORY = "LACONIC_MEMORY"  # how many GB a run may take, if not what is free
 
 
-class TooLarge(LaconicError):
+class TooLarge(CannotBegin):
     """A program needs more memory than there is."""
 
 

@@ -16,6 +16,7 @@ this file:
 - A stopped run saves first; a killed one goes on from its checkpoint. Both end with the same bits.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -30,7 +31,7 @@ from typing import Any, Self
 
 import jax
 
-from laconic.errors import LaconicError
+from laconic.errors import CannotBegin, LaconicError
 from laconic.runs.settings import Config, located, read_config, resume_command
 from laconic.store import atomic, records
 from laconic.store.archive import records_file
@@ -196,6 +197,7 @@ class RunFolder:
         self.file = self.path / file
         self.checkpoint = self.path / CHECKPOINT
         self._lock: int | None = None
+        self._made: list[Path] | None = None  # folders made for a run that begins here
 
     @classmethod
     def new(cls, out: Path | None, name: str) -> "RunFolder":
@@ -205,6 +207,7 @@ class RunFolder:
         on disk.
         """
         folder = cls(out or Path("runs") / f"{spelled(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
+        folder._made = [at for at in (folder.path, *folder.path.parents) if not at.exists()]
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.lock()
@@ -275,8 +278,23 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and issubclass(kind, CannotBegin):
+            self._leave_nothing()
         self.close()
+
+    def _leave_nothing(self) -> None:
+        """Remove a run that was refused before it computed anything, and the folders made for
+        it."""
+        mine = {self.file.name, COMMAND}
+        begun = {record["kind"] for record in self.records()} <= {"run", "start"}
+        if self._made is None or not begun or {p.name for p in self.path.iterdir()} - mine:
+            return
+        for name in mine:
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # one of them holds another run by now
+            for folder in self._made:
+                folder.rmdir()
 
     def close(self) -> None:
         """Let others write here."""

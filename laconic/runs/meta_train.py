@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from laconic.errors import LaconicError, require_seed
+from laconic.errors import CannotBegin, LaconicError, require_seed
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh
 from laconic.outer.learned import Theta
 from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled, step_operations
@@ -472,7 +472,7 @@ def _fitting(run: MetaRun, action: Callable[[], T]) -> T:
         if not out_of_memory(error):
             raise
         needed = f" ({error})" if isinstance(error, TooLarge) else ""
-        raise LaconicError(
+        raise CannotBegin(
             f"meta-training does not fit in the device's memory with {run.config.pairs} pairs of "
             f"runs for each task{needed}. Begin anew with fewer --pairs, a smaller --batch or "
             "fewer workers, or spread them with --devices."

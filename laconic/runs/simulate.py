@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from laconic.client import Controlled, Shared, gradient_client
 from laconic.compress import tree_bits
 from laconic.data.feed import Streamed
-from laconic.errors import LaconicError
+from laconic.errors import CannotBegin, LaconicError
 from laconic.federated.population import (
     RUNS,
     Plan,
@@ -442,7 +442,7 @@ def in_parts(
                 raise
             needed = f" ({error})" if isinstance(error, TooLarge) else ""
         if at_once == 1:
-            raise LaconicError(
+            raise CannotBegin(
                 f"{refusal}, or a task's options that save memory, such as compute=bf16{needed}."
             )
         at_once = -(-at_once // 2)

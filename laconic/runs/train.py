@@ -21,7 +21,7 @@ from laconic.engines.identity import Identity, code_version, short_hash
 from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
 from laconic.engines.machine import Devices, check_devices, local_devices
 from laconic.engines.wire import Seal
-from laconic.errors import LaconicError, require_positive
+from laconic.errors import CannotBegin, LaconicError, require_positive
 from laconic.means import MEAN, parse_aggregate
 from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
@@ -529,7 +529,7 @@ class Part:
         try:
             program = compiled(local, *given)
         except TooLarge as error:
-            raise LaconicError(
+            raise CannotBegin(
                 f"this training does not fit in memory: {error}. Use smaller batches or fewer "
                 "workers, or a task's options that save memory, such as compute=bf16."
             ) from None

@@ -2,6 +2,7 @@
 line."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from laconic.meta.train import MetaTrainer
 from laconic.method import Setting
 from laconic.methods import parse_method
-from laconic.runs.compare import Options, prepare, run_comparison
+from laconic.runs.compare import CompareConfig, Options, compare, prepare, run_comparison
 from laconic.runs.folder import RunFolder
 from laconic.runs.grid import Sweep
 from laconic.runs.meta_train import meta_train
 from laconic.runs.simulate import Simulation, in_parts
-from laconic.runs.sweep import run_sweep
+from laconic.runs.sweep import SweepConfig, run_sweep, sweep
+from laconic.runs.train import TrainConfig, train
 from tests.runs.meta_runs import TINY
 from tests.runs.test_compare import Notes
 from tests.runs.test_sweep import SETTING, least_squares, quick, rates
@@ -132,3 +134,25 @@ def test_meta_training_that_does_not_fit_says_what_to_lower(tmp_path, monkeypatc
     monkeypatch.setattr(MetaTrainer, "advance", lambda self, state: _raise(FULL))
     with raises_clearly("2 pairs", "--pairs", "--devices"):
         meta_train(replace(TINY, out=tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kind", ["train", "compare", "sweep"])
+def test_what_is_refused_leaves_nothing_behind(kind, tmp_path, monkeypatch, raises_clearly):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LACONIC_MEMORY", "0.001")
+    (tmp_path / "empty").mkdir()
+    sizes: Any = {"task": "digits-mlp:width=4", "workers": 2, "batch": 4, "rounds": 4}
+
+    def begin(**more):
+        if kind == "train":
+            train(TrainConfig(optimizer="local-sgd", **sizes, **more))
+        elif kind == "compare":
+            compare(CompareConfig(optimizers=("local-sgd",), seeds=1, **sizes, **more))
+        else:
+            sweep(SweepConfig(grid=("gamma=0.1",), **sizes, **more))
+
+    with raises_clearly("of memory are needed"):
+        begin()
+    with raises_clearly("of memory are needed"):
+        begin(out=tmp_path / "empty")
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
