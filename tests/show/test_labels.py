@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.methods import METHODS, TUNED, parse_method
+from laconic.methods import CHOSEN_BEFORE, METHODS, TUNED, parse_method
 from laconic.recipes.comparisons import RECIPES
 from laconic.show import comparison, page
 from laconic.show.labels import TITLES, labels_of, numbers_meant
@@ -73,6 +73,7 @@ def test_what_numbers_stand_for_is_told_once():
 
 def test_terminal_markdown_page_and_figure_show_the_same_label():
     records = usual(seeds=2, rounds=30, labels=("local-sgd", LONG))
+    records[0]["task"]["name"] = "fmnist-mlp2"  # not where these numbers were tuned
     table = summary_table(records)
     assert [row[0] for row in table.rows] == ["local SGD", SHORT]
     assert f'| <abbr title="{LONG}">{SHORT}</abbr> |' in table.markdown()
@@ -93,6 +94,8 @@ def test_rows_tuned_on_the_task_say_so():
     marked = [row[0].endswith(" *") for row in table.rows]
     assert marked == [False, True, True, True, True, True, False]
     assert "* Its numbers were chosen, or it was meta-trained, on digits-mlp." in table.note
+    older = usual(seeds=2, rounds=30, labels=("local-sgd", *CHOSEN_BEFORE["digits-mlp"]))
+    assert [row[0].endswith(" *") for row in summary_table(older).rows] == [False, True, True, True]
     records = usual(seeds=2, rounds=30, labels=words)
     records[0]["task"]["name"] = "fmnist-mlp2"
     assert "*" not in summary_table(records).markdown().replace("**", "")
