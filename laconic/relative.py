@@ -82,7 +82,8 @@ class RelativeArchitecture:
         if not self.inputs or tuple(x for x in INPUTS if x in self.inputs) != tuple(self.inputs):
             raise LaconicError(
                 f"these weights are for {len(self.inputs)} inputs that are not among the "
-                f"{len(INPUTS)} of this laconic's lopt-r, in their order: install the laconic that wrote them."
+                f"{len(INPUTS)} of this laconic's lopt-r, in their "
+                "order: install the laconic that wrote them."
             )
 
     @property

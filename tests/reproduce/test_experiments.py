@@ -41,6 +41,7 @@ NAMES = {
     "table-overhead",
     "fig-large",
     "fig-resnet152",
+    "fig-general",  # not in the paper
 }
 
 
@@ -139,6 +140,8 @@ def test_a_learned_optimizer_meets_the_messages_it_was_trained_on(scaled):
 
 def test_the_full_scale_is_the_papers():
     for found in EXPERIMENTS.values():
+        if found.name == "fig-general":
+            continue
         for panel in found.of(Panel):
             config = panel.config
             batch, rounds, seeds = OWN_SETTING.get(found.name, (128, 1000, 10))
