@@ -282,6 +282,18 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
         _SMALL,
     ),
     "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
+    "lopt-r-again": (
+        "a second cycle from a φ given by --init, on four of the families",
+        replace(
+            _RELATIVE,
+            tasks=tuple(_FAMILIES[i] for i in (0, 2, 4, 6)),
+            judge_tasks=tuple(_HELD_OUT_FAMILIES[i] for i in (1, 2, 4)),
+            steps=300,
+            peak=6e-3,
+            average=0.95,
+            judge_every=75,
+        ),
+    ),
     "lopt-r": (
         "lopt-r on families of small tasks that each run draws its setting from, judged on others",
         _RELATIVE,
