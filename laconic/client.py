@@ -58,6 +58,16 @@ class Work(NamedTuple):
     scale: jax.Array | None = None  # a factor of its Δ; None: 1
 
 
+class Standing(NamedTuple):
+    """Where a worker stands in a round: its weights and model state, its optimizer's state, and the
+    step it takes next."""
+
+    params: Params
+    model_state: ModelState
+    local: State
+    step: jax.Array
+
+
 class Client(NamedTuple):
     """What a worker does in a round, as pure functions.
 
@@ -66,6 +76,9 @@ class Client(NamedTuple):
         run: (shared, state, items, key) → (message, new state, losses [H]).
         begin: shared → the same with what the server shares beside the weights; called once before
             the first round.
+        steps: (shared, standing, batches, key) → (standing, losses), some local steps from where
+            the worker stands; for models that are exchanged in fragments (`laconic.fragments`).
+            None: it cannot stop within a round.
 
     Example:
         >>> from laconic import Client, Message
@@ -78,6 +91,7 @@ class Client(NamedTuple):
     init: Callable[[Shared], State]
     run: Callable[[Any, State, Any, jax.Array], tuple[Message, State, jax.Array]]
     begin: Callable[[Shared], Any] = lambda shared: shared
+    steps: Callable[[Any, Standing, Any, jax.Array], tuple[Standing, jax.Array]] | None = None
 
 
 # (gradients, weights, what is shared, what is the worker's own) → gradients
@@ -106,7 +120,7 @@ def local_work(
     task: Task, optimizer: optax.GradientTransformation, correct: Correction | None
 ) -> Client:
     """`local_client` with a correction of every gradient that needs no memory of the worker."""
-    steps = local_steps(task, optimizer, correct)
+    walk = local_steps(task, optimizer, correct)
 
     def init(shared: Shared) -> State:
         return optimizer.init(shared.params)
@@ -115,16 +129,26 @@ def local_work(
         shared: Any, state: State, items: Any, key: jax.Array
     ) -> tuple[Message, State, jax.Array]:
         work = work_of(items)
-        params, model_state, state, losses_H = steps(shared, state, (), work, key)
-        return Message(sent_delta(shared, params, work), model_state), state, losses_H
+        end, losses_H = walk(shared, beginning(shared, state), (), work, key)
+        return Message(sent_delta(shared, end.params, work), end.model_state), end.local, losses_H
 
-    return Client(init, run)
+    def steps(
+        shared: Any, standing: Standing, batches: Any, key: jax.Array
+    ) -> tuple[Standing, jax.Array]:
+        return walk(shared, standing, (), Work(batches), key)
+
+    return Client(init, run, steps=steps)
+
+
+def beginning(shared: Any, state: State) -> Standing:
+    """Where a worker stands before a round's first step."""
+    return Standing(shared.params, shared.model_state, state, jnp.int32(0))
 
 
 def local_steps(
     task: Task, optimizer: optax.GradientTransformation, correct: Correction | None
 ) -> Callable:
-    """(shared, optimizer state, own, work, key) → weights, model state, optimizer state, losses.
+    """(shared, standing, own, work, key) → where the worker stands then, and the losses.
 
     The losses of steps that a worker does not take are the mean of those it takes, so that a mean
     over H is the mean over its steps.
@@ -133,9 +157,9 @@ def local_steps(
     value_and_grad = jax.value_and_grad(task.loss, has_aux=True)
 
     def run(
-        shared: Any, state: State, own: Any, work: Work, key: jax.Array
-    ) -> tuple[Params, Any, State, jax.Array]:
-        def step(carry: Any, item_h: Any) -> tuple[Any, jax.Array]:
+        shared: Any, standing: Standing, own: Any, work: Work, key: jax.Array
+    ) -> tuple[Standing, jax.Array]:
+        def step(carry: Standing, item_h: Any) -> tuple[Standing, jax.Array]:
             params, model_state, opt_state, h = carry
             batch = task.feed.take(item_h)  # line 4
             (loss, aux), grads = value_and_grad(
@@ -147,13 +171,12 @@ def local_steps(
             new = (optax.apply_updates(params, updates), aux.model_state, opt_state)  # line 5
             if work.steps is not None:
                 new = jax.tree.map(lambda n, o: jnp.where(h < work.steps, n, o), new, carry[:3])
-            return (*new, h + 1), loss
+            return Standing(*new, h + 1), loss
 
-        start = (shared.params, shared.model_state, state, jnp.int32(0))
-        (params, model_state, state, _), losses_H = jax.lax.scan(step, start, work.batches)
+        end, losses_H = jax.lax.scan(step, standing, work.batches)
         if work.steps is not None:
             losses_H = _of_steps(losses_H, work.steps)
-        return params, model_state, state, losses_H
+        return end, losses_H
 
     return run
 

@@ -19,6 +19,7 @@ from laconic.errors import (
     unknown,
 )
 from laconic.federated.population import Federated
+from laconic.fragments import Fragments
 from laconic.local import LOCAL_OPTIMIZERS
 from laconic.outer import OuterOptimizer
 from laconic.outer.base import told
@@ -51,6 +52,7 @@ class Setting:
         missing: workers that are absent from each round, drawn anew; what they computed is lost.
         seeds_at_once: seeds trained side by side, 0 for all; fewer take less memory.
         patience: looks without a lower held-out loss after which a run stops; None: never.
+        fragments: the model in parts that are exchanged while local steps go on; by default whole.
 
     Example::
 
@@ -67,6 +69,7 @@ class Setting:
     missing: int = 0
     seeds_at_once: int = 0
     patience: int | None = None
+    fragments: Fragments = field(default_factory=Fragments)
 
     def __post_init__(self) -> None:
         require_positive(
@@ -90,6 +93,14 @@ class Setting:
             raise LaconicError(
                 f"seeds_at_once counts seeds, or is 0 for all of them, got {self.seeds_at_once}."
             )
+
+        if self.fragments.active and (self.missing or self.federated.active):
+            raise LaconicError(
+                "in fragments every worker keeps weights of its own, so all of them must stay: "
+                "leave out missing workers and the population, or fragments, delay and mix."
+            )
+        if self.fragments.active:
+            self.fragments.sends(self.local_steps)
 
     @property
     def together(self) -> int:

@@ -34,7 +34,7 @@ from laconic.method import (
 )
 from laconic.outer import OUTER, from_optax
 from laconic.workers import How
-from laconic.zoo import cards, load, published
+from laconic.zoo import cards, file, load, published
 
 # --- how methods are made -------------------------------------------------------------------------
 
@@ -366,9 +366,15 @@ def is_learned(name: str) -> bool:
 
 
 def optimizer_sha256(spec: str) -> str | None:
-    """Tells a learned optimizer from another of its name; None for all other methods."""
+    """Tells a learned optimizer from another of its name; None for all other methods.
+
+    No JAX array is made, so that a process may still join others.
+    """
     name = spec.partition(":")[0]
-    return load(name).sha256 if is_learned(name) else None
+    if not is_learned(name):
+        return None
+    opened = file.read(file.locate(name))
+    return file.digest_of(opened.architecture, opened.theta)
 
 
 def definition_of(name: str, use: Use | None = None) -> Definition:

@@ -18,6 +18,7 @@ LAYERS = [
     {"client", "compress", "outer"},
     {"workers"},
     {"round"},
+    {"fragments"},
     {"federated"},
     {"method"},
     {"meta", "methods"},

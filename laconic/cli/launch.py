@@ -21,18 +21,19 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from laconic.cli import gpus
 from laconic.cli.console import LiveDisplay, StopFlag
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.terminal import err, out, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
-from laconic.cli.worker import Connection, split_words
+from laconic.cli.worker import Connection, needed_workers, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
 from laconic.runs.folder import WORKER_LOGS, RunFolder
 from laconic.runs.settings import command_line
-from laconic.runs.train import TrainConfig, parts_of
+from laconic.runs.train import TrainConfig, on_devices, parts_of
 from laconic.runs.train_log import finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
@@ -49,7 +50,9 @@ HEADS += ("outer", "left\nout", "refu-\nsed", "re-\nstarts")  # narrow: all fit 
 LEGEND = "compute, talk (waiting, moving bytes), outer step: ms a round"
 DESCRIPTION = """\
 Train with real worker processes on this machine, connected by a Lighthouse. Dead workers are
-restarted, with growing waits, up to --restarts times. Say after -- what they train:
+restarted, with growing waits, up to --restarts times. A round needs more than half of the workers;
+fewer wait for the rest. So of two workers both are needed, unless --min-workers 1 says that one
+goes on alone. Say after -- what they train:
 
   laconic launch --workers 4 -- train digits
   laconic launch -- train --resume runs/digits-mlp-…
@@ -73,8 +76,8 @@ class LaunchConfig(Connection):
     port: int = 0
     """The port where the workers meet; 0: any free one."""
     restarts: int | None = None
-    """How often each worker is restarted after it died; by default 3, and 0 with
-    jax-distributed."""
+    """How often in a row each worker is restarted after it died; one that ran for two minutes gets
+    them all back. By default 3, and 0 with jax-distributed."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class Launch:
     token: str
     token_at: str
     restarts: int
+    gpus: list[list[str]]  # that each worker here sees; none if no GPU is handed out
+    least: int
 
     @property
     def folder(self) -> Path:
@@ -149,6 +154,7 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
     if config.workers is not None and config.workers < 1:
         raise LaconicError(f"workers must be positive, got {config.workers}.")
     train, resumed = shared_config(words, config.workers)
+    train = on_devices(train, config.devices)
     method, setting = parts_of(train)
     if method.budget(setting.workers, setting.local_steps)[0] != train.workers:
         raise LaconicError(
@@ -160,6 +166,8 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
             f"{config.here}."
         )
     entry = engine_entry(config.engine)
+    config.tls.load()  # so that a wrong file is found here
+    least = needed_workers(config, train.workers)
     restarts = config.restarts
     if restarts is None:
         restarts = RESTARTS if entry.restarts else 0
@@ -169,6 +177,8 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
         raise LaconicError(
             f"{config.engine} cannot restart a worker {restarts} times: --restarts must be 0 there."
         )
+    here = config.here or train.workers
+    devices, handed = gpus.hand_out(train.devices, train.batch, here, os.environ)
     token, token_at = find_token(config.token_file, os.environ), "the same token"
     port = free_port(config.bind, config.port)
     host = config.host or reached_at(config.bind, "127.0.0.1")
@@ -180,22 +190,45 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
         run = RunFolder.new(train.out, train.task)
     if token is None:
         token, token_at = new_token(), f"the token in {run.path / 'token'}"
-        if (config.here or train.workers) < train.workers:
+        if here < train.workers:
             write_token(run.path / "token", token)
-    train = replace(train, out=run.path)
-    return Launch(config, train, entry, run, with_port(host, port), token, token_at, restarts)
+    train = replace(train, out=run.path, devices=devices)
+    address = with_port(host, port)
+    return Launch(config, train, entry, run, address, token, token_at, restarts, handed, least)
 
 
 def _greet(plan: Launch) -> None:
     say(f"the workers meet at {plan.address}; folder: {plan.folder}", err)
     bind, here, workers = plan.config.bind, len(plan.names), plan.train.workers
+    if plan.gpus:
+        say(gpus.told(plan.gpus), err)
     if not is_loopback(bind):
         say(f"listening at {bind}, beyond this machine: without the token nobody gets in", err)
+    if plan.entry.restarts and workers > 1:
+        say(_needed(plan.least, workers), err)
     if here < workers:
         joins = f"--join {plan.address} --worker N --bind ADDRESS --engine {plan.config.engine}"
-        there = command_line("train", replace(plan.train, out=None)).removeprefix("laconic ")
+        if plan.config.min_workers is not None:
+            joins += f" --min-workers {plan.least}"
+        there = command_line("train", replace(plan.train, out=None, devices=1))
+        there = there.removeprefix("laconic ")
         who = f"join from elsewhere, with {plan.token_at}, N from {here} to {workers - 1}"
         say(f"{who}: laconic worker {joins} -- {there}", err)
+
+
+def _needed(least: int, workers: int) -> str:
+    """What happens to a minority."""
+    if least == 1:
+        return (
+            "one worker is enough to go on, alone: if the network splits, whoever reaches the "
+            "Lighthouse goes on and the others take over its state"
+        )
+    if least == workers == 2:
+        return (
+            "both workers are needed: if one is lost the other waits for it; --min-workers 1 lets "
+            "it go on alone"
+        )
+    return f"{least} of {workers} workers are needed: fewer wait for the rest (--min-workers)"
 
 
 def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -208,7 +241,8 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
         module = "laconic.engines.lighthouse"
         services[LIGHTHOUSE] = [*PYTHON, module, *_flags(listen), "--until-eof"]
     flags: dict[str, Any] = {"join": plan.address, "engine": config.engine}
-    flags |= {"bind": config.bind, "host": host, **vars(waits)}
+    flags |= {"bind": config.bind, "host": host, "min-workers": plan.least, **vars(waits)}
+    flags |= {name.replace("_", "-"): file for name, file in vars(config.tls).items() if file}
     flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
     train = shlex.split(command_line("train", plan.train))[1:]
     given = [*_flags(flags), "--json", "--until-eof", "--", *train]
@@ -231,8 +265,12 @@ def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> bool:
     """
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, VARIABLE: plan.token}
     tell, take = display.tell, display.take
+    own = {
+        name: {gpus.VISIBLE: ",".join(seen)}
+        for name, seen in zip(plan.names, plan.gpus, strict=False)
+    }
     first_end: float | None = None
-    with Supervisor(*_commands(plan), environment, plan.restarts, tell, take) as group:
+    with Supervisor(*_commands(plan), environment, plan.restarts, tell, take, own) as group:
         while not stop() and not all(member.over for member in group.workers.values()):
             group.step(0.1)
             for name, member in group.workers.items():

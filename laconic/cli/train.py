@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,19 @@ from laconic.cli.console import (
     wants_resume,
     with_bars,
 )
+from laconic.engines.machine import Devices
 from laconic.errors import LaconicError
 from laconic.recipes.trainings import TRAIN_RECIPES
 from laconic.runs.settings import program, resume_command
-from laconic.runs.train import BEST, WEIGHTS, TrainConfig, read_train_config, resume_train, train
+from laconic.runs.train import (
+    BEST,
+    WEIGHTS,
+    TrainConfig,
+    on_devices,
+    read_train_config,
+    resume_train,
+    train,
+)
 from laconic.runs.train_log import CURVE
 from laconic.show import training
 
@@ -26,21 +35,31 @@ Train one model with K workers and one outer optimizer, all in this process. To 
 processes instead: laconic launch --workers 4 -- train RECIPE"""
 
 
+@dataclass(frozen=True)
+class ResumeTrainConfig(ResumeConfig):
+    """Resume a training."""
+
+    devices: Devices | None = None
+    """Split minibatches over this many devices, or all; by default as many as it was begun with."""
+
+
 def run_train(argv: Sequence[str]) -> int:
     """`laconic train [RECIPE] [--flags]` or `laconic train --resume DIR`."""
     given = train_words(argv)
     command = shlex.join([*program("train"), *argv])
-    if isinstance(given, ResumeConfig):
-        run = lambda bars, stop: resume_train(given.resume, observer=bars, stop=stop)
+    if isinstance(given, ResumeTrainConfig):
+        run = lambda bars, stop: resume_train(
+            given.resume, devices=given.devices, observer=bars, stop=stop
+        )
     else:
         run = lambda bars, stop: train(given, observer=bars, stop=stop, command=command)
     return with_bars("train", run, print_outcome, "this round and one more")
 
 
-def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig | ResumeConfig:
+def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig | ResumeTrainConfig:
     """What the words after `train` ask for; `workers` is how many a launcher has, if it says so."""
     if wants_resume(argv):
-        return resume_words("train", argv, ResumeConfig)
+        return resume_words("train", argv, ResumeTrainConfig)
     change = lambda base: base if workers is None else replace(base, workers=workers)
     return recipe_words("train", argv, TrainConfig(), TRAIN_RECIPES, ABOUT, change)
 
@@ -52,10 +71,11 @@ def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfi
             "say what to train after --, for example: laconic launch --workers 4 -- train digits"
         )
     config = train_words(words[1:], workers)
-    resumed = isinstance(config, ResumeConfig)
-    if isinstance(config, ResumeConfig):
-        folder = config.resume
+    resumed = isinstance(config, ResumeTrainConfig)
+    if isinstance(config, ResumeTrainConfig):
+        folder, devices = config.resume, config.devices
         config, alone = read_train_config(folder)
+        config = on_devices(config, devices)
         if alone:
             raise LaconicError(
                 f"{folder} was trained in one process: go on with {resume_command('train', folder)}"

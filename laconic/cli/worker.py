@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,15 @@ from laconic.engines.address import (
     split_address,
     with_port,
 )
-from laconic.engines.registry import Seat, Waits, engine_entry
+from laconic.engines.machine import Devices
+from laconic.engines.registry import ENGINES, Seat, Waits, engine_entry
 from laconic.engines.supervisor import end_with_stdin
+from laconic.engines.tls import TlsFiles
+from laconic.engines.waiting import majority
 from laconic.errors import LaconicError
 from laconic.runs.folder import Interrupted, Observer
-from laconic.runs.train import work, worker_folder
-from laconic.runs.train_log import finish, missing_ends
+from laconic.runs.train import on_devices, work, worker_folder
+from laconic.runs.train_log import finish, missing_ends, worker_log
 from laconic.store.records import plain
 
 END_SECONDS = 20.0  # to wait for the other workers' last records
@@ -62,7 +65,14 @@ class Connection:
     """The address to listen on; 0.0.0.0 is every one of this machine."""
     host: str = ""
     """The address at which others reach this machine, if it is not --bind."""
+    devices: Devices | None = None
+    """Split a worker's minibatches over this many devices of its machine, or all of them; workers
+    may differ. By default what is said after --, else 1."""
+    min_workers: int | None = None
+    """How many workers a round needs; fewer wait for the rest. By default more than half of them,
+    so that of two workers both are needed; 1: go on even if a single one is left, alone."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
+    tls: tyro.conf.OmitArgPrefixes[TlsFiles] = field(default_factory=TlsFiles)
 
 
 @dataclass(frozen=True)
@@ -96,10 +106,12 @@ def run_worker(argv: Sequence[str]) -> int:
     told = config.join is not None and config.worker is not None
     rank = None if told else rank_from(os.environ)
     train, _ = shared_config(words, None if rank is None else rank.workers)
+    train = on_devices(train, config.devices)
     seat = seat_of(config, rank, train.workers)
     hosts = config.join is None and seat.worker == 0
     lighthouse = host_lighthouse(seat) if hosts and entry.service else None
     folder, command = worker_folder(train), shlex.join(["laconic", "worker", *argv])
+    seat = replace(seat, again=(folder / worker_log(seat.worker)).exists())
     turn = None if config.compiled is None else CompileTurn(config.compiled)
     if not entry.restarts:
         turn = None  # these engines compile together with the others, and would wait for ever
@@ -168,7 +180,25 @@ def seat_of(config: WorkerConfig, rank: ProcessRank | None, workers: int) -> Sea
     where = (with_port(host, port), config.bind, reached)
     # workers of the launcher, or beside the Lighthouse, have the run's own token
     yields = not config.until_eof and (config.join is not None or worker != 0)
-    return Seat(worker, workers, *where, config.waits, yields)
+    least = needed_workers(config, workers)
+    return Seat(worker, workers, *where, config.waits, yields, config.tls.load(), least)
+
+
+def needed_workers(config: Connection, workers: int) -> int:
+    """How many of them a round needs: --min-workers or, by default, a majority."""
+    if not ENGINES[config.engine].restarts:
+        if config.min_workers not in (None, workers):
+            raise LaconicError(
+                f"{config.engine} needs all {workers} workers in every round, so --min-workers "
+                f"{config.min_workers} cannot be had there."
+            )
+        return workers
+    least = majority(workers) if config.min_workers is None else config.min_workers
+    if not 1 <= least <= workers:
+        raise LaconicError(
+            f"--min-workers is how many of the {workers} workers a round needs, got {least}."
+        )
+    return least
 
 
 def host_lighthouse(seat: Seat) -> object:

@@ -58,6 +58,13 @@ def admit(
     if folded is None:
         return Admitted(CODE["garbage"])  # a frame of the wrong size
     header, reason = open_frame(seal, frame, folded)
+    return judge_header(layout, header, reason, worker, round, origin)
+
+
+def judge_header(
+    layout: Layout, header: Header | None, reason: str, worker: int, round: int, origin: Digest
+) -> Admitted:
+    """The verdict on a header, or on the `reason` why there is none."""
     if header is None:
         return Admitted(CODE[reason])
     if header.worker != worker:

@@ -60,6 +60,12 @@ class JaxDistributedEngine:
     """Worker k is process k of `jax.distributed`, which must have been joined."""
 
     def __init__(self) -> None:
+        if jax.device_count() != jax.process_count() * jax.local_device_count():
+            raise LaconicError(
+                "jax-distributed needs the same number of devices in every process, and they see "
+                f"{jax.device_count()} in all, {jax.local_device_count()} of them here: show each "
+                "the same number."
+            )
         self.slots = jax.process_count()
         self.mine = (jax.process_index(),)
         self.counts = Counts(0, 0, {})

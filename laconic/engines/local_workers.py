@@ -60,7 +60,7 @@ class LocalWorkers:
         clients: ClientState,
         threads: ThreadPoolExecutor,
     ):
-        self.clients = clients
+        self.clients = programs.placed(clients)
         self.round = -1
         self._programs = programs
         self._seal = seal

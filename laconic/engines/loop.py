@@ -8,7 +8,7 @@ restarted, paused, or diverged catches up in the same way.
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -110,6 +110,7 @@ class Loop:
         checkpoint_every: int = 0,
         norm_limit: float = guard.LIMIT,
         running: str = "",
+        devices: Sequence[Any] = (),
         at: Callable[[str, int], None] = lambda point, round: None,
         committed: Callable[[Report, bool], None] = lambda report, due: None,
     ):
@@ -118,6 +119,7 @@ class Loop:
         checkpoint_every: in rounds; 0: only at the end
         norm_limit: the largest norm a message may have, as a multiple of the usual one
         running: what all processes must train, in words; those with other words are refused
+        devices: those over which each local step's minibatch is split; none: the usual one does all
         at: is called with (point, round) at each named point of the protocol
         committed: is called with each report, and whether a checkpoint is due, before that is saved
         """
@@ -129,6 +131,10 @@ class Loop:
             )
         if setting.missing:
             raise LaconicError("`missing` is for simulated workers: leave it out with an engine.")
+        if setting.fragments.active:
+            raise LaconicError(
+                "fragments are for the simulator (laconic compare): leave them out with an engine."
+            )
         self.setting = setting
         self.last = setting.rounds  # fewer if all processes agree to stop early
         self.engine = engine
@@ -137,7 +143,7 @@ class Loop:
         self.at = at
         self.committed = committed
         self.programs = Programs(
-            task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit
+            task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit, devices
         )
         self.path = None if folder is None else checkpoint_path(Path(folder), engine)
         self.every = checkpoint_every

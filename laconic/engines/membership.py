@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from laconic.engines.base import Counts, Quorum
+from laconic.engines.dead_links import Link, leave_out, link
 from laconic.engines.wire import Seal
 
 LONGEST = 4096  # characters of a card
@@ -33,8 +34,9 @@ class Card:
     worker: its stable id · born: when it started, in ns; a restarted worker replaces an older one
     turn: how often it has shown a card · round, digest: the state it holds
     group: the connection it has, "" if none · structure: a hash of what it runs
-    store, state: addresses to form a group at and to fetch its state from
+    links, state: addresses to link with it at and to fetch its state from
     awaits: the workers it waits for before going on
+    least: how many workers a round needs · cut: workers it cannot reach, each with its `born`
     """
 
     worker: int
@@ -44,9 +46,11 @@ class Card:
     digest: str
     group: str
     structure: str
-    store: str
+    links: str
     state: str
     awaits: tuple[int, ...] = ()
+    least: int = 1
+    cut: tuple[tuple[int, int], ...] = ()
 
     def show(self, seal: Seal) -> str:
         """The card as text, signed for this run and with the token alone."""
@@ -65,8 +69,9 @@ class Card:
                 return None, TOKEN
             body, for_run, for_any = json.loads(text)
             fields = json.loads(body)
-            card = cls(**(fields | {"awaits": tuple(fields["awaits"])}))
-            if type(card.worker) is not int or type(card.born) is not int:
+            lists = {"awaits": tuple(fields["awaits"]), "cut": _pairs(fields["cut"])}
+            card = cls(**(fields | lists))
+            if not all(type(x) is int for x in (card.worker, card.born, card.least)):
                 return None, TOKEN
             if seal.verify(bytes.fromhex(for_run), body.encode()):
                 return card, ""
@@ -76,10 +81,17 @@ class Card:
             return None, TOKEN
 
 
+def _pairs(found: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((worker, born) for worker, born in found)
+
+
 class Plan(NamedTuple):
     """The cards by worker id, the quorum they make, and the key of the group that connects them.
 
-    fresh: whether that group must be formed anew · ready: whether no worker is awaited any more
+    cards: of the workers that take part · fresh: whether their group must be formed anew
+    ready: whether they may go on · present: all whose cards are there
+    awaited: workers that are waited for and not there · least: how many workers a round needs
+    down: links that are down · left: the workers left out because of them
     """
 
     cards: tuple[Card, ...]
@@ -87,6 +99,11 @@ class Plan(NamedTuple):
     group: str
     fresh: bool
     ready: bool
+    present: tuple[int, ...]
+    awaited: tuple[int, ...]
+    least: int
+    down: tuple[Link, ...]
+    left: tuple[int, ...]
 
 
 def accept(
@@ -105,6 +122,8 @@ def accept(
             counts.refuse("a stranger without the token", f"{said}. Give all workers one token.")
         elif not 0 <= card.worker < slots:
             counts.refuse(f"worker id {card.worker} of a run with {slots}")
+        elif not 1 <= card.least <= slots:
+            counts.refuse(f"worker {card.worker} wants {card.least} of {slots} workers in a round")
         elif wrong == SETTINGS:
             counts.refuse(f"worker {card.worker} has other settings after --")
         elif wrong == STRUCTURE:
@@ -130,13 +149,19 @@ def misfit(members: dict[int, Card], others: list[tuple[str, Card]]) -> str | No
 
 
 def plan(members: dict[int, Card]) -> Plan:
-    """Follow the furthest round; there the state that most hold; in a tie, the lowest worker's."""
-    cards = tuple(members[w] for w in sorted(members))
-    furthest = max(card.round for card in cards)
-    there = [card.digest for card in cards if card.round == furthest]
-    # the first to reach the top count: cards are in the order of ids
-    ((digest, _),) = Counter(there).most_common(1)
-    sources = tuple(c.worker for c in cards if (c.round, c.digest) == (furthest, digest))
+    """Follow the furthest round; there the state that most hold; in a tie, the lowest worker's.
+
+    Nobody goes on with fewer workers than the cards ask for. Between two workers that cannot reach
+    each other one is left out, unless too few would stay: then all wait.
+    """
+    least = max(card.least for card in members.values())
+    down = _down(members)
+    left = leave_out(down, _sources(members.values())[1])
+    if len(members) - len(left) < least:
+        left = ()
+    staying = {worker: card for worker, card in members.items() if worker not in left}
+    cards = tuple(staying[w] for w in sorted(staying))
+    (furthest, digest), sources = _sources(cards)
     workers = tuple(card.worker for card in cards)
     quorum = Quorum(workers, furthest, bytes.fromhex(digest), sources)
     groups = {card.group for card in cards}
@@ -147,7 +172,34 @@ def plan(members: dict[int, Card]) -> Plan:
         group = f"{_who(cards)}-{hashlib.sha256(turns.encode()).hexdigest()[:16]}"
     # workers that are behind make nobody wait
     awaited = {w for card in cards if card.worker in sources for w in card.awaits}
-    return Plan(cards, quorum, group, fresh, awaited <= set(members))
+    awaited -= set(members)
+    whole = not any(a in staying and b in staying for a, b in down)
+    ready = not awaited and len(cards) >= least and whole
+    seen = tuple(sorted(members)), tuple(sorted(awaited))
+    return Plan(cards, quorum, group, fresh, ready, *seen, least, down, left)
+
+
+def _sources(cards: Iterable[Card]) -> tuple[tuple[int, str], tuple[int, ...]]:
+    """The round and digest of the state to follow, and the workers that hold it."""
+    cards = sorted(cards, key=lambda card: card.worker)
+    furthest = max(card.round for card in cards)
+    there = [card.digest for card in cards if card.round == furthest]
+    # the first to reach the top count: cards are in the order of ids
+    ((digest, _),) = Counter(there).most_common(1)
+    followed = furthest, digest
+    return followed, tuple(c.worker for c in cards if (c.round, c.digest) == followed)
+
+
+def _down(members: dict[int, Card]) -> tuple[Link, ...]:
+    """The links that either end says are down; what is said of a process that was restarted since
+    does not count."""
+    found = {
+        link(card.worker, worker)
+        for card in members.values()
+        for worker, born in card.cut
+        if worker in members and members[worker].born == born and worker != card.worker
+    }
+    return tuple(sorted(found))
 
 
 def _age(card: Card | None) -> tuple[int, int]:

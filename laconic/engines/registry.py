@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from laconic.engines.base import Engine
+from laconic.engines.tls import Tls
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive, unknown
 
@@ -19,9 +20,10 @@ class Waits:
     """Seconds to wait before giving up."""
 
     timeout: float = 30.0
-    """Seconds for all messages of a round to arrive; twice as many for a peer's state."""
+    """Seconds without any bytes of a round's messages from workers that do give signs of life;
+    twice as many for a peer's state."""
     silence: float = 5.0
-    """Seconds without a sign of life after which a worker counts as dead."""
+    """Seconds without a sign of life after which a worker counts as dead, or a link as cut."""
     patience: float = 300.0
     """Seconds to wait for all workers at the start; then those that are there begin."""
     lost: float = 3600.0
@@ -37,6 +39,9 @@ class Seat:
 
     bind: where to listen · host: where others reach this process, if that differs
     yields: whether it ends at its start if most others have another token or other settings
+    tls: what connections between workers are wrapped in
+    least: how many workers a round needs, by default a majority of them
+    again: whether an earlier process was this worker
     """
 
     worker: int
@@ -46,6 +51,9 @@ class Seat:
     host: str = ""
     waits: Waits = field(default_factory=Waits)
     yields: bool = False
+    tls: Tls | None = None
+    least: int | None = None
+    again: bool = False
 
 
 class EngineEntry(NamedTuple):
@@ -67,18 +75,35 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
     waits = seat.waits
     timeouts = Timeouts(
         gather=waits.timeout,
+        silence=waits.silence,
         heal=2 * waits.timeout,
         patience=waits.patience,
         lost=waits.lost,
         heartbeat=min(Timeouts.heartbeat, waits.silence / 5),
     )
-    where = {"bind": seat.bind, "host": seat.host, "yields": seat.yields}
-    return TorchFTEngine(seat.worker, seat.workers, seat.address, seal, timeouts=timeouts, **where)
+    return TorchFTEngine(
+        seat.worker,
+        seat.workers,
+        seat.address,
+        seal,
+        bind=seat.bind,
+        host=seat.host,
+        timeouts=timeouts,
+        yields=seat.yields,
+        tls=seat.tls,
+        least=seat.least,
+        again=seat.again,
+    )
 
 
 def _jax_distributed(seat: Seat, seal: Seal) -> Engine:
     from laconic.engines.jax_distributed import JaxDistributedEngine, join
 
+    if seat.tls is not None:
+        raise LaconicError(
+            "jax-distributed cannot encrypt what its processes say: leave out the --tls files, or "
+            "choose the engine torchft."
+        )
     # `timeout`, not the short `silence`: a false alarm ends the run
     silence = math.ceil(seat.waits.timeout)
     waits = {"heartbeat_timeout": silence, "patience": math.ceil(seat.waits.patience)}

@@ -19,6 +19,7 @@ from laconic.compress import DENSE
 from laconic.data.feed import Streamed, count_rows
 from laconic.engines import guard
 from laconic.engines.base import Digest
+from laconic.engines.machine import Machine
 from laconic.engines.wire import WORD, Layout, fold, unpack
 from laconic.errors import LaconicError
 from laconic.method import Method, check_workers
@@ -66,7 +67,11 @@ class Judged(NamedTuple):
 
 
 class Programs:
-    """A method on a task, compiled for the workers `mine` of K, and the layouts of its messages."""
+    """A method on a task, compiled for the workers `mine` of K, and the layouts of its messages.
+
+    With more than one device, the local steps' minibatches are split over them; all else is on the
+    first.
+    """
 
     def __init__(
         self,
@@ -78,9 +83,13 @@ class Programs:
         seed: int,
         mine: tuple[int, ...],
         limit: float,
+        devices: Sequence[Any] = (),
     ):
         check_workers(method, K)
-        self.task, self.method, self.K, self.H, self.B = jax.device_put(task), method, K, H, B
+        self.method, self.K, self.H, self.B = method, K, H, B
+        self._machine = Machine.of(devices) if len(devices) > 1 else None
+        self._data = self.placed(task)  # for the local steps
+        self.task = self._data if self._machine is None else self._machine.first(self._data)
         self.mine = jnp.asarray(mine, jnp.int32)
         self.limit = limit
         self.seed = jax.random.key(seed)
@@ -88,7 +97,7 @@ class Programs:
         # Several programs and not one: XLA's CPU compiler writes what a value is made of into each
         # of its uses, and would take ten times as long over the whole.
         self._begin = jax.jit(self._init)
-        self._local = jax.jit(self._run)
+        self._local = jax.jit(self._run, out_shardings=self._machine and self._machine.whole)
         self._measured = jax.jit(self._measure)
         self._judged = jax.jit(self._judge)
         self._combined = jax.jit(self._combine)
@@ -116,20 +125,34 @@ class Programs:
 
     def start(self) -> tuple[Replica, ClientState]:
         """The replica before the first round, and this process's first client states [mine, …]."""
-        return self._begin(self.task)
+        replica, clients = self._begin(self.task)
+        return replica, self.placed(clients)
+
+    def placed(self, tree: Any) -> Any:
+        """A pytree on every device that takes local steps."""
+        return jax.device_put(tree) if self._machine is None else self._machine.everywhere(tree)
 
     def local(
         self, replica: Replica, clients: ClientState, streamed: Any
     ) -> tuple[Message, ClientState, jax.Array]:
         """The messages of this process's workers, their next states, and their losses [mine, H]."""
-        return self._local(self.task, replica.shared, replica.round, clients, streamed)
+        return self._local(*self._given(replica, clients, streamed))
+
+    def _given(self, replica: Replica, clients: ClientState, streamed: Any) -> tuple[Any, ...]:
+        """The arguments of the local steps, on the devices that take them."""
+        if self._machine is None:
+            return self._data, replica.shared, replica.round, clients, streamed
+        shared, round = self.placed((replica.shared, replica.round))
+        if streamed is not None:
+            streamed = self._machine.apart(streamed)
+        return self._data, shared, round, clients, streamed
 
     def local_program(self) -> tuple[Any, ...]:
         """The jitted local steps and arguments like those of the first round, a stream's all zeros,
         to compile and try them before."""
         replica, clients = self.start()
         stream = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._stream_shapes())
-        return self._local, self.task, replica.shared, replica.round, clients, stream
+        return self._local, *self._given(replica, clients, stream)
 
     def measure(self, key: Any, body: np.ndarray) -> Measured:
         """A message's body taken to the device, folded under a key and measured."""
@@ -160,6 +183,8 @@ class Programs:
         return hashlib.sha256(self.replica_layout.structure + bits).digest()
 
     def _workers(self, task: Task) -> Simulated:
+        if self._machine is not None:
+            task = self._machine.split(task)
         return Simulated(self.method.client(task), self.method.compressor)
 
     def _stream_shapes(self) -> Any:

@@ -1,6 +1,10 @@
 """A group of child processes: dead ones are restarted, with growing waits, a limited number of
 times, and none outlives its parent.
 
+What is counted is deaths in a row. A process that ran for `STEADY` seconds restarts without a
+growing wait, and one that ran for `HEALTHY` seconds gets all its restarts back: a run of weeks may
+lose a worker every day.
+
 A child's standard input is a pipe whose other end the parent holds and never writes to. Whatever
 ends the parent, SIGKILL too, closes the pipe, and a child that called `end_with_stdin` ends as
 well; that works on every system and needs no process ids, which are used again. Each child leads a
@@ -19,12 +23,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import IO, NamedTuple
 
 from laconic.errors import LaconicError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds before a restart; doubled each time
 GRACE, HASTE = 10.0, 2.0  # seconds to leave in good order, and after a failure
+STEADY, HEALTHY = 30.0, 120.0  # seconds of life after which waits, and deaths, are forgiven
 DRAIN = 5.0  # seconds to read what a dead child has still written
 LAST_LINES = 20  # lines of standard error remembered of each child
 
@@ -120,13 +126,18 @@ def cause(status: int) -> str:
 class Member:
     """One process of the group, through all its restarts.
 
-    child: the process now · due: when the next one starts · done: whether one ended with status 0
+    child: the process now, since `begun` · due: when the next one starts
+    deaths: all of them · counted: those that are not forgiven · hasty: those after short lives
+    done: whether one ended with status 0
     until: when a dismissed one is killed; None while it is wanted
     """
 
     command: Sequence[str]
     child: Child | None = None
+    begun: float = 0.0
     deaths: int = 0
+    counted: int = 0
+    hasty: int = 0
     due: float | None = None
     done: bool = False
     until: float | None = None
@@ -137,13 +148,21 @@ class Member:
         """Whether it has ended for good."""
         return self.child is None and (self.done or self.until is not None)
 
+    def mourn(self, lived: float) -> float:
+        """Count a death after so many seconds → the seconds to wait before a restart."""
+        self.deaths += 1
+        self.counted = 1 if lived >= HEALTHY else self.counted + 1
+        self.hasty = 1 if lived >= STEADY else self.hasty + 1
+        return min(FIRST_PAUSE * 2 ** (self.hasty - 1), LONGEST_PAUSE)
+
 
 class Supervisor:
     """A context manager: starts all, restarts the dead, and at the end leaves no process behind.
 
     services, workers: commands by name; services start first and end last
-    restarts: how many deaths of each are made good
+    restarts: how many deaths of each are made good, healthy ones forgiven
     tell: gets (name, what happened) · hear: gets every line
+    own: what single processes have in their environment beside the common one, by name
     """
 
     def __init__(
@@ -154,10 +173,12 @@ class Supervisor:
         restarts: int,
         tell: Callable[[str, str], None],
         hear: Callable[[Line], None],
+        own: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ):
         self.members = {name: Member(command) for name, command in {**services, **workers}.items()}
         self.workers = {name: self.members[name] for name in workers}
         self._environment = environment
+        self._own = own
         self._restarts = restarts
         self._tell = tell
         self._hear = hear
@@ -174,7 +195,9 @@ class Supervisor:
     def _start(self, name: str) -> None:
         member = self.members[name]
         member.due = None
-        member.child = Child(name, member.command, self._environment, self._lines)
+        member.begun = time.monotonic()
+        environment = {**self._environment, **self._own.get(name, {})}
+        member.child = Child(name, member.command, environment, self._lines)
 
     def step(self, wait: float) -> None:
         """Pass on what was written, after at most `wait` seconds; then restart what is due."""
@@ -195,12 +218,11 @@ class Supervisor:
         if status == 0 and name in self.workers:
             member.done = True
         elif member.until is None:
-            member.deaths += 1
-            if member.deaths > self._restarts:
+            pause = member.mourn(time.monotonic() - member.begun)
+            if member.counted > self._restarts:
                 raise LaconicError(self._verdict(name, member, status))
-            pause = min(FIRST_PAUSE * 2 ** (member.deaths - 1), LONGEST_PAUSE)
             member.due = time.monotonic() + pause
-            count = f"restart {member.deaths} of {self._restarts}"
+            count = f"restart {member.counted} of {self._restarts}"
             self._tell(name, f"{cause(status)}; restarting it in {pause:g} s ({count})")
 
     def _verdict(self, name: str, member: Member, status: int) -> str:
@@ -208,7 +230,7 @@ class Supervisor:
         words = [text.strip() for text in member.said if text.strip()]
         errors = [text for text in words if text.startswith("error:")]
         reason = (errors or words or ["nothing"])[-1].rstrip(".")
-        times = "" if member.deaths == 1 else f" {member.deaths} times"
+        times = "" if member.counted == 1 else f" {member.counted} times"
         return f"{name} died{times}; the last time it {cause(status)} and wrote: {reason}."
 
     def _listen(self, wait: float) -> None:

@@ -1,23 +1,21 @@
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-"""The fault-tolerant engine: torchft's Lighthouse and manager say who is alive, gloo carries the
-bytes.
+"""The fault-tolerant engine: torchft's Lighthouse says who is alive, our own links carry the bytes.
 
 torchft's lower layer is used, not its `Manager` class: that one listens on every interface,
 unpickles checkpoints, and would let whoever reaches the Lighthouse into the collective. Here each
 process shows a signed card at every quorum (see `membership`), only those with the token are
-connected, and what is fetched from a peer is checked (see `transfer`).
+linked (see `links`), and what is fetched from a peer is checked (see `transfer`).
 
-A death shows in two ways: the connection breaks, which interrupts a gather at once, and heartbeats
-stop, after which the Lighthouse forms the next quorum without it. Either way the round is gathered
-again from the same messages.
+A death shows in three ways: the connection breaks, which interrupts a gather at once; a link stays
+silent, which interrupts it a little later; and heartbeats stop, after which the Lighthouse forms
+the next quorum without it. Either way the round is gathered again from the same messages, by the
+workers that are left if they are enough (`least`). Workers that cannot reach each other say so on
+their cards, and one of them is left out until they can.
 """
 
-import socket
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 import numpy as np
 
@@ -25,119 +23,42 @@ from laconic.engines import membership
 from laconic.engines.address import reached_at, split_address, with_port
 from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
 from laconic.engines.lighthouse import PAUSE, LighthouseLink
+from laconic.engines.links import Links
 from laconic.engines.membership import Card, Plan
+from laconic.engines.tls import Tls
 from laconic.engines.transfer import StateServer, answers, fetch_state
+from laconic.engines.waiting import PATIENT, Waiting, late, majority, reason
 from laconic.engines.wire import Seal, new_frame
 from laconic.errors import LaconicError, require_positive
-
-try:
-    import torch.distributed as dist
-    from torch import from_numpy
-    from torch.distributed.distributed_c10d import AllgatherOptions
-except ImportError as error:
-    raise LaconicError(
-        f"this engine needs PyTorch ({error}): pip install 'laconic[torchft]'."
-    ) from error
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """Seconds.
 
-    gather: for everyone's bytes to arrive once all agreed
+    gather: without any of a round's bytes, from workers that do give signs of life
+    silence: without anything from a worker before it is given up
     heal: for a state to arrive
     heartbeat: between signs of life; the Lighthouse decides how many may be missed
     ask: for one answer about who is there; longer than workers usually wait for each other
     patience: to wait for all workers at the very start
     grace: for old peers that do not answer, after a Lighthouse was lost
+    rejoin: for the rest of the workers once there are enough, after a restart or a lost Lighthouse
     lost: without any quorum before giving up; longer than the slowest worker's local steps
     """
 
     gather: float = 30.0
+    silence: float = 5.0
     heal: float = 60.0
     heartbeat: float = 0.1
     ask: float = 600.0
     patience: float = 60.0
     grace: float = 2.0
+    rejoin: float = 5.0
     lost: float = 3600.0
 
     def __post_init__(self) -> None:
         require_positive(**vars(self))
-
-
-class Channel:
-    """One worker's end of a gloo process group, which is formed anew whenever somebody came, left
-    or fell silent; `key` names the group it is in, "" for none."""
-
-    def __init__(self, bind: str, host: str, timeout: float, slots: int, size: int):
-        """Listen at `bind` (any port), reached by others at `host`; frames have `size` bytes."""
-        self._host = host
-        self._limit = timedelta(seconds=timeout)
-        self._size = size
-        self._slots = slots
-        self._room = self._new_room()
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-        listener = socket.create_server((bind, 0), family=family)
-        port = listener.getsockname()[1]
-        # A store that opens its own port would listen on every interface.
-        own = {"is_master": True, "master_listen_fd": listener.detach()}
-        self._store = dist.TCPStore(host, port, wait_for_workers=False, timeout=self._limit, **own)
-        self.address = with_port(host, port)
-        self.key = ""
-        self._group: Any = None
-
-    def gather(self, plan: Plan, worker: int, frame: Frame) -> dict[int, Frame]:
-        """Everyone's frame by worker id, valid until the next gather; connects first if needed."""
-        if plan.fresh or plan.group != self.key:
-            self._connect(plan, worker)
-        workers = plan.quorum.workers
-        rows = [from_numpy(self._room[i]) for i in range(len(workers))]
-        own = self._fit(frame)
-        try:
-            work = self._group.allgather([rows], [from_numpy(own)], AllgatherOptions())
-            work.wait(self._limit)
-        except RuntimeError as error:  # torch's distributed errors are all RuntimeErrors
-            raise _interrupted(f"gathering from workers {workers}", error) from error
-        return {w: own if w == worker else self._room[i] for i, w in enumerate(workers)}
-
-    def _connect(self, plan: Plan, worker: int) -> None:
-        self.leave()
-        try:
-            host, port = split_address(plan.cards[0].store)
-            base = dist.TCPStore(host, port, wait_for_workers=False, timeout=self._limit)
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = self._limit
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-            rank = plan.quorum.workers.index(worker)
-            store = dist.PrefixStore(plan.group, base)
-            self._group = dist.ProcessGroupGloo(store, rank, len(plan.cards), options)
-        except RuntimeError as error:
-            raise _interrupted(f"connecting to workers {plan.quorum.workers}", error) from error
-        self.key = plan.group
-
-    def _fit(self, frame: Frame) -> np.ndarray:
-        """Exactly the agreed number of bytes: unequal sizes would break the collective for all."""
-        array = np.frombuffer(frame, np.uint8)
-        if array.size == self._size and array.flags.writeable:
-            return array
-        fitted = new_frame(self._size)
-        fitted[: array.size] = array[: self._size]
-        return fitted
-
-    def leave(self) -> None:
-        """Let go of the group, which interrupts all who still wait in it."""
-        group, self._group, self.key = self._group, None, ""
-        if group is not None:
-            group.abort()
-            self._room = self._new_room()  # the old group may still write into the old one
-
-    def _new_room(self) -> np.ndarray:
-        return new_frame(self._slots * self._size).reshape(self._slots, self._size)
-
-
-def _interrupted(what: str, error: BaseException) -> Interrupted:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-    return Interrupted(f"{what} failed: {reason}.")
 
 
 class TorchFTEngine:
@@ -154,11 +75,19 @@ class TorchFTEngine:
         host: str = "",
         timeouts: Timeouts = Timeouts(),
         yields: bool = False,
+        tls: Tls | None = None,
+        least: int | None = None,
+        again: bool = False,
     ):
         """Listens on `bind`; `host` is where others reach it, if that differs. `yields`: whether it
-        ends at its start if most others have another token or other settings."""
+        ends at its start if most others have another token or other settings. `least`: how many
+        workers a round needs, by default a majority; 1: one may go on alone. `again`: whether an
+        earlier process was this worker. `tls`: what links are wrapped in."""
         if not 0 <= worker < slots:
             raise LaconicError(f"worker ids run from 0 to {slots - 1}, got {worker}.")
+        least = majority(slots) if least is None else least
+        if not 1 <= least <= slots:
+            raise LaconicError(f"a round needs from 1 to all {slots} workers, got {least}.")
         self.slots = slots
         self.mine = (worker,)
         self.counts = Counts(0, 0, {})
@@ -171,21 +100,30 @@ class TorchFTEngine:
         self._born = time.time_ns()
         self._turn = 0
         self._yields = yields
+        self._tls = tls
+        self._rooms: dict[int, np.ndarray] = {}  # of the frames of others
+        self._seen: dict[int, int] = {}  # when the others started, by their last cards
         self._misfits = 0  # answers in a row that said so
+        self._least = least
+        self._again = again
+        self._waiting = Waiting(lambda line: self.counts.tell(line))
         self._plan: Plan | None = None
         self._awaits: tuple[int, ...] = tuple(range(slots))
-        self._closers: list[StateServer | LighthouseLink] = []
+        self._closers: list[StateServer | LighthouseLink | Links] = []
 
     def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
         """Start to listen and to give signs of life."""
         seconds = self._timeouts
         self._size = size
         self._structure = structure.hex()
-        self._channel = Channel(self._bind, self._host, seconds.gather, self.slots, size)
+        waits = {"silence": seconds.silence, "timeout": seconds.gather, "tls": self._tls}
+        who = (self._seal, self.worker, self.slots)
+        self._links = Links(*who, self._bind, self._host, self.counts, **waits)
+        self._closers = [self._links]
         self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
-        self._closers = [self._state]
+        self._closers.append(self._state)
         name = f"{self.worker:06d}:{self._born}"
-        where = (self._lighthouse, self._bind, self._host, self._channel.address)
+        where = (self._lighthouse, self._bind, self._host, self._links.address)
         self._link = LighthouseLink(name, *where, seconds.heartbeat, seconds.patience)
         self._closers.append(self._link)
         self._await(self._awaits, seconds.patience)
@@ -195,15 +133,57 @@ class TorchFTEngine:
         give_up = time.monotonic() + self._timeouts.lost
         while time.monotonic() < give_up:
             plan = self._ask(round, digest)
-            if plan is not None and plan.ready:
+            if plan is not None and plan.ready and self.worker in plan.quorum.workers:
+                if plan.present == self.mine and self.slots > 1 and self._begins(round):
+                    self._lacks_company(plan)
                 self._plan = plan
                 self._awaits = ()
+                if plan.fresh or plan.group != self._links.key:
+                    self._links.begin(plan.group, self._peers(plan))
+                self._waiting.over()
                 return plan.quorum
+            if plan is not None:
+                self._wait_for_more(plan, round)
             time.sleep(PAUSE)
         raise LaconicError(
             f"worker {self.worker} found no quorum at {self._lighthouse} for "
             f"{self._timeouts.lost:.0f} s. Check that the Lighthouse runs and that enough workers "
             "are there."
+        )
+
+    def _peers(self, plan: Plan) -> dict[int, str]:
+        return {card.worker: card.links for card in plan.cards if card.worker != self.worker}
+
+    def _wait_for_more(self, plan: Plan, round: int) -> None:
+        """Say why it waits, bound the time, and end what cannot begin."""
+        enough = len(plan.quorum.workers) >= plan.least
+        if why := reason(plan, self.slots, self.worker):
+            self._waiting.because(why)
+        elif plan.awaited:
+            self._waiting.because(late(plan), PATIENT)
+        if enough and not self._begins(round):
+            end = time.monotonic() + self._timeouts.rejoin
+            self._awaits_longest = min(self._awaits_longest, end)
+        if not enough and not self._awaits and self._begins(round):
+            self._lacks_company(plan)
+
+    def _begins(self, round: int) -> bool:
+        """Whether neither this worker nor an earlier process of it has taken part yet."""
+        return self._plan is None and round == 0 and not self._again
+
+    def _lacks_company(self, plan: Plan) -> None:
+        """A worker that begins all by itself is not among those it was meant to join."""
+        there = ", ".join(str(w) for w in plan.present if w != self.worker)
+        found = f"only worker {there}" if there else "none"
+        others = ", ".join(f"{n} × {reason}" for reason, n in self.counts.refused.items())
+        why = (
+            f"those who came were refused ({others}): give all workers the same token and the same "
+            "words after --"
+            if others
+            else "start them, or give them more --patience"
+        )
+        raise LaconicError(
+            f"worker {self.worker} found {found} of the other {self.slots - 1}: {why}."
         )
 
     def _ask(self, round: int, digest: Digest) -> Plan | None:
@@ -214,11 +194,13 @@ class TorchFTEngine:
             turn=self._turn,
             round=round,
             digest=digest.hex(),
-            group=self._channel.key,
+            group=self._links.key,
             structure=self._structure,
-            store=self._channel.address,
+            links=self._links.address,
             state=with_port(self._host, self._state.port),
             awaits=self._still_awaited(),
+            least=self._least,
+            cut=tuple((w, self._seen[w]) for w in self._links.unreachable if w in self._seen),
         )
         seconds, shown = self._timeouts, card.show(self._seal)
         texts = self._link.ask(round + 1, shown, seconds.ask, seconds.lost)
@@ -228,6 +210,8 @@ class TorchFTEngine:
         ours = (self._seal, texts, self.slots, self._structure)
         members, others = membership.accept(*ours, self.counts)
         self._check_fit(members, others)
+        self._links.forget({worker: card.links for worker, card in members.items()})
+        self._seen = {worker: card.born for worker, card in members.items()}
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
             raise LaconicError(
@@ -257,31 +241,59 @@ class TorchFTEngine:
     def _await(self, workers: tuple[int, ...], seconds: float) -> None:
         self._awaits = workers
         self._awaits_until = time.monotonic() + seconds
+        self._awaits_longest = math.inf  # until there are enough
 
     def _still_awaited(self) -> tuple[int, ...]:
-        """All of them for a while; then those that answer but have not found the Lighthouse."""
-        if self._awaits and time.monotonic() >= self._awaits_until:
+        """All of them for a while; then those that answer but have not found the Lighthouse, until
+        those that have are enough and have waited for the rest."""
+        now = time.monotonic()
+        if now >= self._awaits_longest:
+            self._awaits = ()
+        if self._awaits and now >= self._awaits_until:
             cards = () if self._plan is None else self._plan.cards
             seconds = self._timeouts.grace
             others = [card for card in cards if card.worker != self.worker]
             reached = {c.worker for c in others if answers(self._seal, c.state, seconds)}
-            self._await(tuple(w for w in self._awaits if w in reached), seconds)
+            self._awaits = tuple(w for w in self._awaits if w in reached)
+            self._awaits_until = time.monotonic() + seconds
         return self._awaits
 
     def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
         """An all-gather of one frame a worker, in the order of worker ids."""
         if self._plan is None:
             raise Interrupted("there is no quorum to gather in.")
-        everyone = self._channel.gather(self._plan, self.worker, frames[self.worker])
-        others = (len(everyone) - 1) * self._size
-        self.counts.sent += others
-        self.counts.received += others
-        return everyone
+        workers = self._plan.quorum.workers
+        own = self._fit(frames[self.worker])
+        rooms = {w: self._room(w) for w in workers if w != self.worker}
+        self.exchange(dict.fromkeys(rooms, (own,)), {w: (room,) for w, room in rooms.items()})
+        return {worker: rooms.get(worker, own) for worker in workers}
+
+    def exchange(
+        self, sends: Mapping[int, Sequence[Frame]], into: Mapping[int, Sequence[np.ndarray]]
+    ) -> None:
+        """To each worker its own message; see `Links`."""
+        self._links.ready()
+        self._links.exchange(sends, into)
+
+    def _fit(self, frame: Frame) -> np.ndarray:
+        """Exactly the agreed number of bytes: others expect no more and no less."""
+        array = np.frombuffer(frame, np.uint8)
+        if array.size == self._size:
+            return array
+        fitted = new_frame(self._size)
+        fitted[: array.size] = array[: self._size]
+        return fitted
+
+    def _room(self, worker: int) -> np.ndarray:
+        """Where a worker's frame goes, in every round."""
+        if worker not in self._rooms:
+            self._rooms[worker] = new_frame(self._size)
+        return self._rooms[worker]
 
     def commit(self, ok: bool, digest: Digest) -> bool:
         """After a failure let go of the connection, which interrupts all who still wait in it."""
         if not ok:
-            self._channel.leave()
+            self._links.leave()
         return ok
 
     def heal(self, quorum: Quorum) -> Frame:
@@ -299,8 +311,6 @@ class TorchFTEngine:
 
     def close(self) -> None:
         """Leave: no more signs of life, no more listening."""
-        if self._closers:
-            self._channel.leave()
         for one in self._closers:
             one.close()
         self._closers = []

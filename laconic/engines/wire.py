@@ -189,13 +189,21 @@ def open_frame(seal: Seal, frame: np.ndarray, folded: np.ndarray) -> tuple[Heade
     """The header of a frame that was signed with our token, or the reason why it is refused."""
     if frame.size < HEADER:
         return None, "garbage"
-    magic, version, *fields = FIELDS.unpack_from(frame.data, 0)
+    return open_header(seal, frame, frame.size - HEADER, frame[:SIGNED], folded)
+
+
+def open_header(
+    seal: Seal, head: np.ndarray, room: int, *words: Frame
+) -> tuple[Header | None, str]:
+    """The header of a message whose signature must be over these words, or the reason why it is
+    refused; `room` is the size of the largest body."""
+    magic, version, *fields = FIELDS.unpack_from(head.data, 0)
     header = Header(*fields)
-    if magic != MAGIC or header.body > frame.size - HEADER:
+    if magic != MAGIC or header.body > room:
         return None, "garbage"
     if version != VERSION:
         return None, "version"
-    if not seal.verify(frame[SIGNED:HEADER].tobytes(), frame[:SIGNED], folded):
+    if not seal.verify(head[SIGNED:HEADER].tobytes(), *words):
         return None, "token"
     return (header, "") if header.run == seal.run else (None, "run")
 

@@ -13,6 +13,7 @@ from laconic.client import (
     Shared,
     State,
     Work,
+    beginning,
     local_steps,
     local_work,
     sent_delta,
@@ -53,7 +54,7 @@ def scaffold_client(
     def correct(grads: Params, params: Params, shared: Any, own: Params) -> Params:
         return jax.tree.map(lambda g, c, ci: g + (c - ci), grads, shared.control, own)
 
-    steps = local_steps(task, optimizer, correct)
+    walk = local_steps(task, optimizer, correct)
 
     def init(shared: Shared) -> ScaffoldState:
         return ScaffoldState(_zeros(shared.params), optimizer.init(shared.params))
@@ -62,14 +63,16 @@ def scaffold_client(
         shared: Any, state: ScaffoldState, items: Any, key: jax.Array
     ) -> tuple[Message, State, jax.Array]:
         work = work_of(items)
-        params, model_state, local, losses_H = steps(shared, state.local, state.control, work, key)
+        start = beginning(shared, state.local)
+        end, losses_H = walk(shared, start, state.control, work, key)
         steps_taken = jnp.int32(losses_H.shape[0]) if work.steps is None else work.steps
         tau = steps_taken.astype(jnp.float32)
-        whole = sent_delta(shared, params, Work(()))
+        whole = sent_delta(shared, end.params, Work(()))
         change = jax.tree.map(lambda d, c: d / (tau * gamma) - c, whole, shared.control)
         control = jax.tree.map(jnp.add, state.control, change)
-        message = Message(sent_delta(shared, params, work), model_state, control=change)
-        return message, ScaffoldState(control, local), losses_H
+        sent = sent_delta(shared, end.params, work)
+        message = Message(sent, end.model_state, control=change)
+        return message, ScaffoldState(control, end.local), losses_H
 
     def begin(shared: Shared) -> Controlled:
         return Controlled(shared.params, shared.model_state, _zeros(shared.params))

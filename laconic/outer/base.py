@@ -37,6 +37,8 @@ class OuterOptimizer(NamedTuple):
             a pass over memory. It belongs to this `tx`: leave it out when you wrap `tx`.
         tell: makes the same optimizer for a run of so many `workers`, `local_steps` and `rounds`,
             if it can use that; see `told`.
+        part: makes the same optimizer for fragments of the model that it is given, if its steps
+            depend on the whole model's shape; see `for_parts`.
 
     Example:
         >>> import optax
@@ -52,6 +54,7 @@ class OuterOptimizer(NamedTuple):
     horizon: int | None = None
     step: Callable[..., tuple[Any, Any]] | None = None
     tell: Callable[..., "OuterOptimizer"] | None = None
+    part: Callable[[Any], "OuterOptimizer"] | None = None
 
 
 def told(
@@ -62,6 +65,15 @@ def told(
         return outer
     made = outer.tell(workers=workers, local_steps=local_steps, rounds=rounds)
     return made._replace(combine=outer.combine)
+
+
+def for_parts(outer: OuterOptimizer, params: Any) -> OuterOptimizer:
+    """The optimizer for fragments of a model with these parameters, each with a state of its own.
+
+    What it takes from a tensor's shape or from the number of matrices stays as in the whole. Norms
+    that an optimizer takes over the model (FedExP's) are then over the fragment.
+    """
+    return outer if outer.part is None else outer.part(params)
 
 
 def outer_step(

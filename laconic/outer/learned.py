@@ -127,7 +127,24 @@ class LearnedOptimizer(Architecture):
         run = Run(self, theta, *options)
         tx = optax.GradientTransformationExtraArgs(run.init, run.update)
         combine = "gather" if self.gathers else "mean"
-        return OuterOptimizer(tx, combine, self.workers, horizon, run.step)
+
+        def part(params: Any) -> OuterOptimizer:
+            found = matrices_among(p.shape for p in jax.tree.leaves(params))
+            return self(
+                theta,
+                scale=scale,
+                weight_decay=weight_decay,
+                fill=fill,
+                horizon=horizon,
+                tile=tile,
+                path=path,
+                accumulators=accumulators,
+                tuning=tuning,
+                splits=splits,
+                matrices=found if matrices is None else matrices,
+            )
+
+        return OuterOptimizer(tx, combine, self.workers, horizon, run.step, part=part)
 
 
 @dataclass(frozen=True, eq=False)

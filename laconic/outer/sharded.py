@@ -131,7 +131,8 @@ def sharded(
         return run(lambda outer: outer.step, mean, state, params, seen)
 
     plain = make(horizon=horizon)
-    return plain._replace(tx=optax.GradientTransformationExtraArgs(init, update), step=step)
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return plain._replace(tx=tx, step=step, part=None)
 
 
 def _axis(mesh: Mesh) -> str:

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.federated.population import Federated
+from laconic.fragments import Fragments
 from laconic.method import Method, Setting, seeds_from
 from laconic.methods import TUNED
 from laconic.runs.early import Looks, check_patience, watched
@@ -99,6 +100,12 @@ class CompareConfig:
     missing: int = 0
     """How many workers are absent from each round, others every time; what they computed is lost.
     """
+    fragments: int = 1
+    """F, the parts in which the model is exchanged, each at its own time in a round."""
+    delay: int = 0
+    """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
+    mix: float = 0.0
+    """The share of its own weights that a worker keeps when a fragment arrives."""
     compress: str = "dense"
     """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
     topk:0.01+int8+ef."""
@@ -237,7 +244,13 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
         config.missing,
         config.seeds_at_once,
         config.patience,
+        Fragments(config.fragments, config.delay, config.mix),
     )
+    if setting.fragments.active and config.link is not None:
+        raise LaconicError(
+            "--link prices rounds in which nobody computes while messages travel, which fragments "
+            "are there to change: leave out one of them."
+        )
     if config.topology not in TOPOLOGIES or not config.optimizers:
         raise LaconicError(
             f"a comparison needs optimizers and a topology of {', '.join(TOPOLOGIES)}."

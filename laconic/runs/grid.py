@@ -59,6 +59,11 @@ class Sweep:
                 f"{task.name} streams its data, but the points of a sweep share draws from "
                 "resident data."
             )
+        if setting.fragments.active:
+            raise LaconicError(
+                "a sweep's rounds exchange the whole model: leave fragments out, and compare the "
+                "best points in fragments."
+            )
         self.task = jax.device_put(task)
         self.method = method
         self.setting = setting

@@ -4,7 +4,7 @@ import shlex
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,7 +79,8 @@ def _read_value(hint: Any, value: Any, source: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in inside:
             return None
-        return _read_value(next(t for t in inside if t is not type(None)), value, source)
+        kinds = [kind for kind in inside if kind is not type(None)]
+        return _read_any(kinds, value, source)
     if origin is tuple:
         if not isinstance(value, list):
             raise TypeError(value)
@@ -96,6 +97,16 @@ def _read_value(hint: Any, value: Any, source: str) -> Any:
     if type(value) is not wanted:
         raise TypeError(value)
     return value
+
+
+def _read_any(kinds: Sequence[Any], value: Any, source: str) -> Any:
+    """`value` as the first of some types that it can be read as."""
+    for kind in kinds[:-1]:
+        try:
+            return _read_value(kind, value, source)
+        except TypeError:
+            continue
+    return _read_value(kinds[-1], value, source)
 
 
 def program(command: str) -> list[str]:

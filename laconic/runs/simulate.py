@@ -28,6 +28,7 @@ from laconic.federated.population import (
     plan_for,
     settle,
 )
+from laconic.fragments import fragment_bits, fragmented_round, init_fragments
 from laconic.method import Method, Setting, check_workers
 from laconic.round import (
     Items,
@@ -124,6 +125,11 @@ class Simulation:
                 f"{method.label} trains on {self.K} worker, so {setting.missing} cannot be "
                 "missing: leave it out."
             )
+        if setting.fragments.active and method.budget(setting.workers, 1) != (setting.workers, 1):
+            raise LaconicError(
+                f"{method.label} works on all data in one place, so it exchanges no fragments: "
+                "leave it out."
+            )
         self.task = jax.device_put(task)
         self.method = method.told(self.K, self.H, setting.rounds)
         self.setting = setting
@@ -133,6 +139,8 @@ class Simulation:
         self._start = jax.jit(self._init)
         self._advance = jax.jit(self._chunk, static_argnames="length")
         self._stream: Generator[Any, None, None] | None = None
+        if setting.fragments.active:  # what cannot be cut is refused before anything is computed
+            jax.eval_shape(self._init, self.task, keys_of(setting.seeds[:1]))
 
     def _parts(self, task: Task) -> tuple[Workers, Server]:
         client = self.method.client(task)
@@ -146,7 +154,14 @@ class Simulation:
     def _init(self, task: Task, keys_S: jax.Array) -> RoundState:
         workers, server = self._parts(task)
         clients = self.K if self.plan is None else self.plan.clients
-        return jax.vmap(lambda key: init_round(task, workers, server, clients, key))(keys_S)
+        fragments = self.setting.fragments
+
+        def one(key: jax.Array) -> RoundState:
+            if fragments.active:
+                return init_fragments(task, workers, server, fragments, clients, key)
+            return init_round(task, workers, server, clients, key)
+
+        return jax.vmap(one)(keys_S)
 
     def start(self) -> RoundState:
         """The state before the first round, one for each seed."""
@@ -161,6 +176,10 @@ class Simulation:
         length: int,
     ) -> tuple[RoundState, jax.Array, Any]:
         workers, server = self._parts(task)
+        fragments = self.setting.fragments
+        whole_round = communication_round
+        if fragments.active:
+            whole_round = lambda *given: fragmented_round(*given, fragments=fragments)
 
         def items_of(state: RoundState, batches: Any, population: Population | None) -> Items:
             if self.plan is not None and population is not None:
@@ -174,7 +193,7 @@ class Simulation:
             return items
 
         def one_round(state: RoundState, items: Items) -> tuple[RoundState, jax.Array]:
-            state, losses_KH = communication_round(workers, server, state, items)
+            state, losses_KH = whole_round(workers, server, state, items)
             return state, mean_losses(losses_KH, items.present)
 
         def one_seed(
@@ -310,7 +329,8 @@ class Simulation:
         begun = jax.eval_shape(self.method.client(self.task).begin, shared)
         # statistics and control variates travel beside the weights
         extra = tree_bits(begun) - tree_bits(shared.params)
-        message = self.method.compressor.bits(shared.params) + extra
+        count = self.setting.fragments.count
+        message = fragment_bits(self.method.compressor, shared.params, count) + extra
         if self.K == 1:
             return Traffic(0, 0, "one worker")
         if topology == "server":

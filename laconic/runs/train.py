@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from laconic.compress import parse_compressor
 from laconic.engines.base import Engine, SimulatedEngine
 from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
+from laconic.engines.machine import Devices, check_devices, local_devices
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive
 from laconic.method import Method, Setting, check_workers
@@ -54,7 +55,7 @@ from laconic.store.records import plain, read
 from laconic.tasks.base import Task
 from laconic.tasks.catalog import OWN_TASK, given_task, is_own
 
-OWN = ("out", "checkpoint_every")  # each process may have its own
+OWN = ("out", "checkpoint_every", "devices")  # each process may have its own
 WEIGHTS = "weights.safetensors"
 LOOK_EVERY = 10  # rounds, where a training may stop early
 BEST = "best.safetensors"  # of a training that may stop early: after its best look
@@ -101,6 +102,9 @@ class TrainConfig:
     evaluate_every: int | None = None
     """Rounds between two looks at held-out data, drawn as curves of all the task's metrics; by
     default none is taken before the end, and one in 10 rounds where there is a patience."""
+    devices: Devices = 1
+    """Split each local step's minibatch over this many devices, or over all of them; the batch must
+    be a multiple. The numbers stay those of one device, up to rounding."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -144,6 +148,7 @@ def train(
     """
     method, _ = parts_of(config)
     command = command or begun_with("train", config, own_task=task is not None)
+    local_devices(config.devices, config.batch)  # before a folder is made
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
     if _every(config) is not None:
@@ -158,10 +163,12 @@ def resume_train(
     folder: Path,
     task: Task | None = None,
     *,
+    devices: Devices | None = None,
     observer: Observer | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Go on from a folder's checkpoint, with the settings it was begun with.
+    """Go on from a folder's checkpoint, with the settings it was begun with, on as many devices as
+    then unless a number is given.
 
     A finished training is returned as it is.
     """
@@ -176,8 +183,9 @@ def resume_train(
         if opened.is_finished():
             observer.note(f"{folder} is finished: there is nothing left to do.")
             return folder, opened.records()
-        config = opened.config(TrainConfig)
+        config = on_devices(opened.config(TrainConfig), devices)
         method, _ = parts_of(config)
+        local_devices(config.devices, config.batch)
         task = opened.same_task(task, config.task, config.batch, observer)
         check_same(opened, config)
         engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
@@ -208,6 +216,7 @@ def work(
     seal = _seal(token, config)
     engine = connect(seal)
     engine.counts.tell = observer.note
+    local_devices(config.devices, config.batch)  # before a folder is made
     task, source = given_task(None, config.task)
     config = replace(config, out=folder)
     about = {"command": command, **_about(config, task, source, engine_name)}
@@ -249,6 +258,7 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     require_positive(norm_limit=config.norm_limit, evaluate_every=1 if every is None else every)
     if every is not None:
         check_patience(config.patience, config.rounds, every)
+    check_devices(config.devices, config.batch)
     setting = Setting(
         config.workers,
         config.local_steps,
@@ -269,6 +279,14 @@ def _every(config: TrainConfig) -> int | None:
     if config.evaluate_every is not None:
         return config.evaluate_every
     return None if config.patience is None else LOOK_EVERY
+
+
+def on_devices(config: TrainConfig, devices: Devices | None) -> TrainConfig:
+    """The config with so many devices, if its minibatches can be split over them; None: as it
+    says."""
+    config = config if devices is None else replace(config, devices=devices)
+    check_devices(config.devices, config.batch)
+    return config
 
 
 def run_name(config: TrainConfig) -> str:
@@ -371,6 +389,7 @@ class Part:
             norm_limit=self.config.norm_limit,
             at=self._at,
             running=digests_of(self.folder.header["task"]),
+            devices=local_devices(self.config.devices, self.config.batch),
             committed=lambda report, due: self._committed(loop, log, report, due),
         )
         done = _saved_rounds(self.folder.path, self.engine)
@@ -429,9 +448,7 @@ class Part:
         with contextlib.closing(loop.rounds()) as reports:
             for report in reports:
                 now = time.monotonic()
-                if last is None:
-                    self._check_company(report)
-                elif outlook is not None:
+                if last is not None and outlook is not None:
                     outlook.took(1, now - last)
                 last = now
                 row = row_of(report)
@@ -467,23 +484,6 @@ class Part:
             ) from None
         outlook.ready(done, program, lambda: (seconds_of(local, *given), 0.0))
         return outlook
-
-    def _check_company(self, report: Report) -> None:
-        """A worker that begins all by itself is not among those it was meant to join."""
-        if len(self.engine.mine) == self.engine.slots or len(report.quorum.workers) > len(
-            self.engine.mine
-        ):
-            return
-        others = ", ".join(f"{n} × {reason}" for reason, n in report.refused.items())
-        why = (
-            f"those who came were refused ({others}): give all workers the same token and the same "
-            "words after --"
-            if others
-            else "start them, or give them more --patience"
-        )
-        raise LaconicError(
-            f"worker {self.engine.mine[0]} found none of the other {self.engine.slots - 1}: {why}."
-        )
 
     def _finish(self, loop: Loop, log: Log) -> None:
         if loop.final is None:

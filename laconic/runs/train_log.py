@@ -33,7 +33,12 @@ KEPT = tuple(NEEDED["rounds"].split())
 
 def log_name(engine: Engine) -> str:
     """The name of the file that the process with this engine writes its records to."""
-    return RECORDS if len(engine.mine) == engine.slots else f"worker-{engine.mine[0]}.jsonl"
+    return RECORDS if len(engine.mine) == engine.slots else worker_log(engine.mine[0])
+
+
+def worker_log(worker: int) -> str:
+    """The name of the file that one worker of many writes its records to."""
+    return f"worker-{worker}.jsonl"
 
 
 @dataclass

@@ -14,6 +14,7 @@ import numpy as np
 
 from laconic.errors import LaconicError
 from laconic.federated.population import in_words, read_federated
+from laconic.fragments import fragments_in_words
 from laconic.methods import TUNED
 from laconic.show import figures, metrics
 from laconic.show import page as html
@@ -487,10 +488,11 @@ def curves_figure(records: Sequence[Record]) -> "Figure":
 
 
 def sizes_of(config: Record) -> str:
-    """Workers, local steps and batch, then missing workers and the population if there are any."""
+    """Workers, local steps and batch, then missing workers, fragments and the population, if there
+    are any."""
     missing = f" ({config['missing']} missing from each round)" if config.get("missing") else ""
     sizes = f"K = {config['workers']}{missing}, H = {config['local_steps']}, B = {config['batch']}"
-    return sizes + in_words(config)
+    return sizes + fragments_in_words(config) + in_words(config)
 
 
 def setting_of(records: Sequence[Record]) -> str:

@@ -244,7 +244,9 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
                 yield from _flat(inner, f"{name} · {key}" if name else key)
         return
     text = str(value)
-    if isinstance(value, float):
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        text = f"{count(len(value))} entries"  # in the file itself
+    elif isinstance(value, float):
         text = f"{value:,.6g}"
     elif type(value) is int:
         text = count(value)

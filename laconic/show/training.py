@@ -64,7 +64,7 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
         "rounds_apart": sorted(
             r for r, rows in reported.items() if len({row["digest"] for row in rows}) > 1
         ),
-        "longest_gap_seconds": _longest_gap(lives, rounds["committed_at"]),
+        "longest_gap_seconds": _longest_gap(lives),
         "seconds": round(_lived(lives), 3),
         "message_bits": next((end["message_bits"] for end in ends), None),
         "excluded": dict(
@@ -104,13 +104,23 @@ def _repeated(row: Row, other: Life) -> bool:
     return other.begun > row["committed_at"] and other.rows[0]["round"] <= row["round"]
 
 
-def _longest_gap(lives: Sequence[Life], times: Sequence[float]) -> float | None:
-    """The longest time between two commits, of those that one process lived through."""
-    pairs = itertools.pairwise(sorted(times))
-    lived = [
-        b - a for a, b in pairs if any(life.begun <= a and b <= life.last_seen for life in lives)
-    ]
-    return max(lived, default=None)
+def _longest_gap(lives: Sequence[Life]) -> float | None:
+    """The longest time without progress, between the first commit and the last.
+
+    Pauses in which no process lived are part of it. A round counts when the first process commits
+    it, and once more when processes that began later had to repeat it.
+    """
+    commits: dict[int, list[tuple[float, float]]] = {}
+    for life in lives:
+        for row in life.rows:
+            commits.setdefault(row["round"], []).append((row["committed_at"], life.begun))
+    times = sorted(
+        at
+        for same in commits.values()
+        for at, begun in same
+        if not any(begun <= other < at for other, _ in same)
+    )
+    return max((b - a for a, b in itertools.pairwise(times)), default=None)
 
 
 def _lived(lives: Sequence[Life]) -> float:

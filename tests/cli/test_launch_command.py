@@ -56,12 +56,16 @@ def installed(monkeypatch):
         (["--bind", "192.0.2.1", *TRAIN], ["cannot listen at 192.0.2.1:0"]),
         (["--silence", "-1", *TRAIN], ["silence must be positive"]),
         (["--restarts", "-1", *TRAIN], ["--restarts"]),
+        (["--workers", "4", "--min-workers", "5", *TRAIN], ["--min-workers", "4", "got 5"]),
         (
             ["--engine", "jax-distributed", "--restarts", "1", *TRAIN],
             ["jax-distributed cannot", "--restarts must be 0"],
         ),
         (["--token-file", "none", *TRAIN], ["cannot read the token in none"]),
         (["--", "train", "--resume", "nowhere"], ["nothing to resume"]),
+        (["--devices", "3", *TRAIN], ["16 examples", "3 devices", "--batch a multiple of 3"]),
+        ([*TRAIN, "--devices", "0"], ["devices is how many", "got 0"]),
+        (["--devices", "99", *TRAIN, "--batch", "99"], ["99 devices", "platform cpu"]),
     ],
 )
 def test_errors_are_one_line_and_start_nothing(argv, parts, capfd, tmp_path, monkeypatch):
@@ -99,6 +103,7 @@ def test_an_unknown_engine_and_a_missing_extra(capfd, monkeypatch):
 
 def test_help_teaches(capfd):
     words = ["launch --workers 4 -- train digits", "--bind", "--restarts", "--silence", "--here"]
+    words += ["--min-workers", "of two workers both are needed"]
     assert_help_has(capfd, "launch", words)
 
 
@@ -142,6 +147,33 @@ def test_commands_carry_everything_but_the_token(plan_of, tmp_path, monkeypatch)
     assert not (tmp_path / "run" / "token").exists()  # nobody else needs it
 
 
+def test_each_worker_sees_its_own_gpus(plan_of, capfd, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    plan = plan_of("--out", "run", workers=3, here=2, devices="all")
+    launch._greet(plan)
+    said = capfd.readouterr().err
+    assert "worker 0 on GPUs 4, 5; worker 1 on GPUs 6, 7" in said
+    assert "--devices" not in said  # another machine has its own number
+    _, workers = launch._commands(plan)
+    assert all("--devices 2" in " ".join(words) for words in workers.values())
+    seen = {}
+
+    class Group:
+        def __init__(self, services, workers, environment, restarts, tell, hear, own):
+            seen.update(own)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "Supervisor", Group)
+    display = LaunchDisplay(plan.names, 1, "")
+    with pytest.raises(KeyboardInterrupt):
+        launch._watch(plan, display, lambda: False)
+    assert seen == {
+        "worker 0": {"CUDA_VISIBLE_DEVICES": "4,5"},
+        "worker 1": {"CUDA_VISIBLE_DEVICES": "6,7"},
+    }
+
+
 def test_those_who_join_from_elsewhere_are_told_how(plan_of, capfd, tmp_path):
     plan = plan_of("--out", "run", "--batch", "8", workers=4, here=2)
     assert plan.names == ["worker 0", "worker 1"]
@@ -156,6 +188,24 @@ def test_those_who_join_from_elsewhere_are_told_how(plan_of, capfd, tmp_path):
     assert token.read_text().strip() == plan.token
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert str(token.relative_to(tmp_path)) in said
+
+
+@pytest.mark.parametrize(
+    ("workers", "least", "needed", "said"),
+    [
+        (4, None, 3, ["3 of 4 workers are needed", "--min-workers"]),
+        (2, None, 2, ["both workers are needed", "--min-workers 1"]),
+        (4, 1, 1, ["one worker is enough to go on, alone", "splits"]),
+    ],
+)
+def test_what_a_minority_does_is_said(plan_of, capfd, workers, least, needed, said):
+    plan = plan_of("--out", "run", workers=workers, here=1, min_workers=least)
+    launch._greet(plan)
+    told = capfd.readouterr().err
+    assert all(part in told for part in said)
+    assert (f"--min-workers {least} --" in told) == (least is not None)  # for those who join
+    _, commands = launch._commands(plan)
+    assert f"--min-workers {needed}" in " ".join(commands["worker 0"])
 
 
 def test_a_given_token_is_used(plan_of, monkeypatch, tmp_path):

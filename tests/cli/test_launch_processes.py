@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -197,6 +198,32 @@ def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
     one, many = (load_file(tmp_path / name / "weights.safetensors") for name in ("alone", "run"))
     for name, leaf in one.items():
         assert np.max(np.abs(many[name] - leaf)) <= 1e-5 * np.max(np.abs(leaf)), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchft", "jax-distributed"])
+def test_two_workers_of_four_devices_train_as_one_process_does(engine, tmp_path):
+    """A mesh inside each worker, the engine between them."""
+    if engine == "torchft":
+        pytest.importorskip(
+            "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
+        )
+    flags = environment()["XLA_FLAGS"].replace("count=1", "count=4")
+    config = replace(CONFIG, optimizer="lopt-a-digits:scale=0.15", workers=2, rounds=10)
+    words = [*WORDS, "--optimizer", config.optimizer, "--rounds", "10", "--out", "run"]
+    given = ["--workers", "2", "--devices", "all", "--engine", engine, "--", *words]
+    with launch(tmp_path, *given, XLA_FLAGS=flags) as running:
+        finish(running)
+    header, *_ = read(tmp_path / "run" / "worker-1.jsonl")
+    assert header["config"]["devices"] == "all"
+    assert header["provenance"]["device"]["count"] == (4 if engine == "torchft" else 8)
+    shared, losses_RK = simulate(make_task(CONFIG.task), parts_of(config)[0], np.ones((10, 2)))
+    rows = {row["round"]: row for row in all_rows(tmp_path / "run")}
+    losses = [[rows[r]["losses"][str(k)] for k in range(2)] for r in range(1, 11)]
+    np.testing.assert_allclose(losses, losses_RK, rtol=1e-5)
+    weights = load_file(tmp_path / "run" / "weights.safetensors")
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shared)]
+    assert_same_weights([weights[name] for name in names], shared, "the final weights")
 
 
 @torchft

@@ -60,6 +60,12 @@ def test_the_environment_gives_a_seat_and_flags_go_before_it():
     assert seat_of(WorkerConfig(join="127.0.0.1:9"), PLACE, 4).worker == 2
 
 
+def test_a_round_needs_a_majority_unless_told_otherwise():
+    assert [seat_of(WorkerConfig(), PLACE, K).least for K in (3, 4, 5)] == [2, 3, 3]
+    assert seat_of(WorkerConfig(min_workers=1), PLACE, 4).least == 1
+    assert seat_of(WorkerConfig(engine="jax-distributed"), PLACE, 4).least == 4
+
+
 def test_one_who_listens_everywhere_is_reached_where_it_faces_the_others(monkeypatch):
     monkeypatch.setattr(worker, "reached_at", lambda bind, meeting: f"{bind} from {meeting}")
     seat = seat_of(WorkerConfig(join="127.0.0.1:9", worker=0, bind="0.0.0.0"), None, 2)
@@ -80,6 +86,13 @@ def test_one_who_listens_everywhere_is_reached_where_it_faces_the_others(monkeyp
             ["beyond this machine", "--bind", "0.0.0.0"],
         ),
         (WorkerConfig(), PLACE._replace(host="192.0.2.1"), ["192.0.2.1", "--bind"]),
+        (WorkerConfig(min_workers=0), PLACE, ["--min-workers", "4 workers", "got 0"]),
+        (WorkerConfig(min_workers=5), PLACE, ["--min-workers", "4 workers", "got 5"]),
+        (
+            WorkerConfig(engine="jax-distributed", min_workers=1),
+            PLACE,
+            ["jax-distributed needs all 4 workers", "--min-workers 1"],
+        ),
     ],
 )
 def test_seats_that_cannot_be(config, place, parts, raises_clearly):

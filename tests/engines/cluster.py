@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 FAST = {
     "ask": 20.0,
     "gather": 1.0,
+    "silence": 1.0,
     "heal": 5.0,
     "heartbeat": 0.05,
     "patience": 120.0,
@@ -28,7 +29,7 @@ FAST = {
 }
 HEARTBEAT_TIMEOUT = 0.5
 # Where nobody is to die, so that nobody is taken for dead on a busy machine.
-CALM = FAST | {"gather": 30.0}
+CALM = FAST | {"gather": 30.0, "silence": 5.0}
 CALM_HEARTBEAT_TIMEOUT = 3.0
 
 

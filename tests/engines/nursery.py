@@ -32,7 +32,7 @@ class Spec:
     methods: runs to make one after the other, each (name, outer optimizer, its options, compressor)
     deaths: {"round:point": signal}, what to do to itself there · gates: rounds before which to wait
     for a file poison: {round: kind} · diverge: rounds whose result this worker gets wrong · born:
-    counts its restarts
+    counts its restarts · least: how many workers a round needs
     """
 
     worker: int
@@ -50,6 +50,7 @@ class Spec:
     checkpoint_every: int = 0
     born: int = 0
     task: str = TASK
+    least: int = 1
 
 
 def work(spec: Spec) -> None:
@@ -69,8 +70,9 @@ def work(spec: Spec) -> None:
     for name, outer, options, compress in spec.methods:
         method = method_of(name, outer, options, compress, spec.local)
         seal = Seal.of(spec.token, name)
+        waits = Timeouts(**spec.timeouts)
         engine: Any = TorchFTEngine(
-            spec.worker, K, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts)
+            spec.worker, K, spec.lighthouse, seal, timeouts=waits, least=spec.least
         )
         engine.gather = poisoned(
             engine.gather, spec.worker, {int(r): kind for r, kind in spec.poison.items()}, seal

@@ -29,7 +29,8 @@ def simulate(
 
     `restarts`: for a round, the workers that begin it with nothing kept from before.
     """
-    K, H, B = SHAPE
+    _, H, B = SHAPE
+    K = present_RK.shape[1]
     workers, server = Simulated(method.client(task), method.compressor), Server(method.outer)
     feed = task.feed
     assert isinstance(feed, Resident)

@@ -34,12 +34,21 @@ def lighthouse():
 
 
 @pytest.fixture
-def pair(lighthouse):
+def least():
+    """How many workers a round needs, unless a test says otherwise."""
+    return 1
+
+
+@pytest.fixture
+def pair(lighthouse, least):
     """Two workers that have met."""
     from laconic.engines.torchft import Timeouts, TorchFTEngine
 
     address, timeouts = lighthouse(), Timeouts(grace=0.05, lost=60.0, ask=600.0, heartbeat=0.05)
-    engines = [TorchFTEngine(worker, 2, address, SEAL, timeouts=timeouts) for worker in range(2)]
+    engines = [
+        TorchFTEngine(worker, 2, address, SEAL, timeouts=timeouts, least=least)
+        for worker in range(2)
+    ]
     with ThreadPoolExecutor(2) as threads:
         for engine in engines:
             engine.open(64, STRUCTURE, lambda round, digest: None)
@@ -69,6 +78,62 @@ def test_a_peer_that_is_gone_is_left_behind(pair, lighthouse):
     late.close()
     lighthouse()
     assert threads.submit(early.quorum, 1, DIGEST).result(60).workers == (0,)
+
+
+@pytest.mark.parametrize("least", [2])
+def test_a_minority_waits_and_says_so_also_under_another_lighthouse(pair, lighthouse):
+    (early, late), threads = pair
+    told: list[str] = []
+    early.counts.tell = told.append
+    late.close()
+    asked = threads.submit(early.quorum, 1, DIGEST)
+    wait_until(lambda: told or asked.done(), "a word about it")
+    assert not asked.done()
+    assert "1 of 2 workers are here and 2 are needed" in told[0]
+    assert "missing: 1" in told[0]
+    turn = early._turn
+    lighthouse()
+    wait_until(lambda: early._turn > turn + 20 or asked.done(), "many questions")
+    assert not asked.done()
+    again = type(late)(1, 2, early._lighthouse, SEAL, timeouts=early._timeouts, again=True)
+    with closing(again):
+        again.open(64, STRUCTURE, lambda round, digest: None)
+        back = threads.submit(again.quorum, 0, bytes(32))
+        assert asked.result(60).workers == back.result(60).workers == (0, 1)
+    assert told[-1].startswith("goes on, after")
+
+
+def quorums_of(lighthouse, present, slots, round, **more):
+    """What workers that start together agree on."""
+    from laconic.engines.torchft import Timeouts, TorchFTEngine
+
+    address, timeouts = lighthouse(), Timeouts(rejoin=0.3, **more.pop("waits", {}))
+    engines = [TorchFTEngine(w, slots, address, SEAL, timeouts=timeouts, **more) for w in present]
+
+    def ask(engine):
+        with closing(engine):  # as the loop does; its signs of life would make the rest wait
+            return engine.quorum(round, DIGEST)
+
+    for engine in engines:
+        engine.open(64, STRUCTURE, lambda round, digest: None)
+    with ThreadPoolExecutor(len(engines)) as threads:
+        return list(threads.map(ask, engines))
+
+
+@pytest.mark.parametrize(("round", "again"), [(7, False), (0, True)])
+def test_after_a_restart_of_everyone_those_that_are_back_go_on_if_they_are_enough(
+    lighthouse, round, again
+):
+    """One of three does not come back; patience is 60 s."""
+    found = quorums_of(lighthouse, (0, 2), 3, round, again=again)
+    assert [quorum.workers for quorum in found] == [(0, 2), (0, 2)]
+
+
+def test_workers_that_begin_and_are_too_few_end_with_an_error(lighthouse, raises_clearly):
+    with raises_clearly("found only worker 1 of the other 3", "--patience"):
+        quorums_of(lighthouse, (0, 1), 4, 0, waits={"patience": 0.3})
+    with raises_clearly("found none of the other 1", "--patience"):
+        quorums_of(lighthouse, (0,), 2, 0, waits={"patience": 0.3}, least=1)
 
 
 def test_what_a_lighthouse_took_along_is_asked_again_at_once(pair, lighthouse):

@@ -35,7 +35,7 @@ def let_in(*texts: str) -> tuple[dict[int, Card], list[str]]:
 
 
 def test_a_card_survives_its_journey():
-    shown = card(2, awaits=(0, 1, 3))
+    shown = card(2, awaits=(0, 1, 3), least=3, cut=((1, 101), (3, 103)))
     assert Card.read(SEAL, shown.show(SEAL)) == (shown, "")
 
 
@@ -53,6 +53,9 @@ def test_a_card_survives_its_journey():
         json.dumps(["{}", *[SEAL.sign(b"{}").hex()] * 2]),
         json.dumps([json.dumps({"worker": 1}), *[SEAL.sign(b'{"worker": 1}').hex()] * 2]),
         card(1, born="x").show(SEAL),
+        card(1, cut=(7,)).show(SEAL),
+        card(1, cut=((1, 2, 3),)).show(SEAL),
+        card(1, least="x").show(SEAL),
         "[" * 4000,
         "9" * 5000,
     ],
@@ -155,6 +158,64 @@ def test_a_connection_is_kept_while_all_have_it_and_nobody_came_or_went():
         assert other.fresh
         assert other.group != first.group
     assert len({p.group for p in (one_lost, came, went, restarted, again)}) == 5
+
+
+def test_fewer_than_the_cards_ask_for_do_not_go_on():
+    """The most that any card asks for, as all who see the cards must decide alike."""
+    three = {w: card(w, least=3) for w in range(3)}
+    assert plan(three).ready
+    assert not plan({w: three[w] for w in (0, 2)}).ready
+    assert not plan({0: card(0), 1: card(1, least=3)}).ready
+    assert plan({0: card(0)}).ready
+
+
+@pytest.mark.parametrize("least", [0, -1, 5, 10**30])
+def test_a_card_that_asks_for_more_workers_than_there_are_is_refused(least):
+    members, reasons = let_in(card(0).show(SEAL), card(1, least=least).show(SEAL))
+    assert list(members) == [0]
+    assert reasons == [f"worker 1 wants {least} of 4 workers in a round"]
+
+
+def cut(cards: dict[int, Card], one: int, other: int) -> dict[int, Card]:
+    """`one` says that it cannot reach `other`."""
+    unheard = (*cards[one].cut, (other, cards[other].born))
+    return cards | {one: replace(cards[one], cut=unheard)}
+
+
+def test_one_end_of_a_dead_link_is_left_out():
+    """Whichever end says so, and the rest go on, with a connection of their own."""
+    four = {w: card(w, least=3) for w in range(4)}
+    whole = plan(four)
+    for one, other in ((0, 1), (1, 0)):
+        made = plan(cut(four, one, other))
+        assert (made.ready, made.left, made.down) == (True, (1,), ((0, 1),))
+        assert made.quorum.workers == made.quorum.sources == (0, 2, 3)
+        assert made.group != whole.group
+    star = cut(cut(cut(four, 0, 1), 2, 0), 0, 3)
+    assert plan(star).left == (0,)
+
+
+def test_too_few_for_a_round_leave_nobody_out_and_wait():
+    two = {w: card(w, least=2) for w in range(2)}
+    made = plan(cut(two, 0, 1))
+    assert (made.ready, made.left, made.quorum.workers) == (False, (), (0, 1))
+    alone = {w: card(w, least=1) for w in range(2)}
+    assert plan(cut(alone, 0, 1)).left == (1,)
+
+
+def test_the_only_holder_of_the_state_is_not_left_out():
+    four = {w: card(w, least=3) for w in range(3)} | {3: card(3, round=6, least=3)}
+    made = plan(cut(four, 3, 0))
+    assert (made.left, made.quorum.round, made.quorum.sources) == ((0,), 6, (3,))
+
+
+def test_what_is_said_of_an_older_process_or_of_oneself_does_not_count():
+    four = {w: card(w) for w in range(4)}
+    restarted = cut(four, 0, 1) | {1: card(1, born=999)}
+    assert plan(restarted).left == ()
+    assert plan(cut(four, 2, 2)).left == ()
+    absent = cut(four, 0, 3)
+    assert plan({w: absent[w] for w in (0, 1, 2)}).left == ()
 
 
 def test_only_those_who_hold_the_state_say_whom_to_wait_for():

@@ -45,8 +45,10 @@ def test_waits_reach_torchft():
     assert (engine.slots, engine.mine) == (3, (1,))
     seconds = engine._timeouts
     assert (seconds.gather, seconds.heal, seconds.patience, seconds.lost) == (7.0, 14.0, 9.0, 11.0)
+    assert seconds.silence == 0.2
     assert seconds.heartbeat <= 0.2 / 5  # several signs of life fit into the silence
     assert (engine._bind, engine._host) == ("127.0.0.2", "127.0.0.3")
+    assert (engine._least, engine._again) == (2, False)
 
 
 @needs_torchft

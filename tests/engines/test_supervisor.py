@@ -75,6 +75,15 @@ def test_what_children_write_comes_line_by_line_under_their_names():
     assert sorted(lines) == sorted(expected)
 
 
+def test_a_child_may_have_variables_of_its_own():
+    show = python("import os; print(os.environ.get('OWN'), os.environ['PYTHONPATH'])")
+    lines = []
+    own = {"a": {"OWN": "only a's"}}
+    with Supervisor({}, {"a": show, "b": show}, ENVIRONMENT, 0, Told(), lines.append, own) as group:
+        run_out(group)
+    assert sorted(line.text for line in lines) == [f"None {ROOT}", f"only a's {ROOT}"]
+
+
 def test_the_dead_are_started_again_and_it_is_said(tmp_path, quick):
     """Two deaths, by a signal and by an error, then a good end."""
     code = """
@@ -104,6 +113,26 @@ def test_pauses_grow_and_end_somewhere(quick, monkeypatch):
     with pytest.raises(LaconicError), group:
         run_out(group)
     assert [text.split()[7] for _, text in told] == ["0.01", "0.02", "0.03", "0.03"]
+
+
+def test_a_long_life_gives_restarts_back_and_a_shorter_one_ends_the_waits():
+    member = supervisor.Member(["w"])
+    lives = [0.1, 0.1, supervisor.STEADY, 0.1, supervisor.HEALTHY, 0.1]
+    pauses = [member.mourn(lived) for lived in lives]
+    first = supervisor.FIRST_PAUSE
+    assert pauses == [first, 2 * first, first, 2 * first, first, 2 * first]
+    assert (member.deaths, member.counted) == (6, 2)
+
+
+def test_one_who_lives_long_enough_is_restarted_for_ever(quick, monkeypatch):
+    """Five deaths where one restart is allowed; then the same with no forgiveness."""
+    monkeypatch.setattr(supervisor, "HEALTHY", 0.0)
+    told = Told()
+    group, _ = supervise({}, {"w": python("exit(1)")}, 1, told)
+    with group:
+        while group.members["w"].deaths < 5:
+            group.step(0.05)
+    assert {text.split("(")[1] for _, text in told} == {"restart 1 of 1)"}
 
 
 def test_who_dies_too_often_ends_the_group_with_one_error(quick, raises_clearly):

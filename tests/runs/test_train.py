@@ -3,6 +3,7 @@ refusing."""
 
 import errno
 import os
+import subprocess
 from dataclasses import replace
 from functools import partial
 
@@ -31,6 +32,7 @@ from laconic.store import records as records_module
 from laconic.store.records import RECORDS, plain, read
 from laconic.tasks.catalog import make_task
 from laconic.zoo import load
+from tests.cli.commands import process
 from tests.outer.trees import QUICK
 from tests.runs import killed
 
@@ -104,6 +106,58 @@ def test_training_is_the_simulator_and_all_of_it_is_written_down(tmp_path):
     assert summary["heldout"]["accuracy"] == pytest.approx(float(heldout["accuracy"]), abs=1e-6)
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "command.txt").read_text() == "laconic train …\n"
+
+
+def test_several_devices_give_the_numbers_of_one_and_a_run_goes_on_with_others(
+    tmp_path, raises_clearly
+):
+    _, alone = train(replace(SMALL, out=tmp_path / "alone"))
+    stop = Heard()
+    with pytest.raises(Interrupted):
+        train(
+            replace(SMALL, devices=4, out=tmp_path / "run"),
+            observer=stop,
+            stop=lambda: len(stop.seen) > 3,
+        )
+    with raises_clearly("4 examples", "3 devices"):
+        resume_train(tmp_path / "run", devices=3)
+    _, records = resume_train(tmp_path / "run", devices=2)
+    assert records[0]["config"]["devices"] == 4
+    ends = [load_file(tmp_path / name / "weights.safetensors") for name in ("alone", "run")]
+    for name, leaf in ends[0].items():
+        assert np.max(np.abs(ends[1][name] - leaf)) <= 1e-5 * np.max(np.abs(leaf))
+    assert records[-1]["heldout"] == pytest.approx(alone[-1]["heldout"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("devices", "part"), [(99, "this process has"), (0, "from 1 on")])
+def test_devices_that_are_not_there_leave_no_folder(devices, part, tmp_path, raises_clearly):
+    with raises_clearly(part):
+        train(replace(SMALL, batch=99, devices=devices, out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_workers_of_one_run_may_have_different_numbers_of_devices():
+    assert (
+        run_name(SMALL)
+        == run_name(replace(SMALL, devices=4))
+        == run_name(replace(SMALL, devices="all"))
+    )
+    for devices in (1, 4, "all"):
+        config = replace(SMALL, devices=devices)
+        assert read_config(TrainConfig, plain(config), "a record") == config
+
+
+def test_what_a_run_is_called_is_known_before_jax_is_used():
+    """A process joins others before it uses JAX."""
+    code = (
+        "from laconic.runs.train import TrainConfig, run_name\n"
+        "run_name(TrainConfig(optimizer='lopt-a-digits'))\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized()"
+    )
+    words, environment = process(code)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_stop_saves_and_going_on_ends_with_the_same_bits(tmp_path):

@@ -358,6 +358,19 @@ def test_a_broken_benchmark_is_named_too(good):
     assert names == [f"benchmarks/{name}.json" for name in ("deep", "list", "round")]
 
 
+def test_a_benchmarks_lists_of_entries_are_counted_not_spelled(good):
+    record = json.loads((RESULTS / "benchmarks" / "round-cpu.json").read_text())
+    record["numbers"] = [1, 2]
+    record["blows"] = [{"kind": "kill", "gap_s": 0.25}] * 3
+    (good / "benchmarks").mkdir()
+    (good / "benchmarks" / "blows.jsonl").write_text(json.dumps(record) + "\n")
+    text, report = html_page(collect(good))
+    assert not report.skipped
+    assert "3 entries" in text
+    assert "gap_s" not in text
+    assert "[1, 2]" in text
+
+
 def test_a_sweep_is_drawn_from_its_records(tmp_path):
     run, *rest = read(RESULTS / "sweeps" / "fmnist-slowmo" / "records.jsonl")
     points = [r for r in rest if r["kind"] == "point" and r["index"] < 11]

@@ -77,8 +77,17 @@ def test_rounds_that_a_resumed_run_took_again_count_once():
     rounds, summary = of_lives([*before, *after])
     assert rounds["digest"] == ["before"] * 4 + ["after"] * 4
     assert summary["rounds_apart"] == []
-    assert summary["longest_gap_seconds"] == pytest.approx(1.0)  # nobody lived through the pause
+    assert summary["longest_gap_seconds"] == pytest.approx(101.0 - 6.0)  # the restart included
     assert summary["seconds"] == pytest.approx(6.0 + 4.0)
+
+
+def test_the_longest_gap_is_the_outsiders():
+    """All processes die twice; what they did in vain was done, and nobody's life spans a gap."""
+    lives = [a_life(w, 0.0, range(1, 9)) for w in range(2)]  # commits at 1 … 8
+    lives += [a_life(w, 20.0, [5, 6]) for w in range(2)]  # from the checkpoint of round 4
+    lives += [a_life(w, 60.0, range(5, 9), end=an_end(8)) for w in range(2)]
+    _, summary = of_lives(lives)
+    assert summary["longest_gap_seconds"] == pytest.approx(61.0 - 22.0)
 
 
 def test_one_who_was_stopped_and_commits_late_takes_nothing_back():
