@@ -27,6 +27,7 @@ NOMINAL = "Nesterov 0.7/0.9, not tuned"
 LEAST = 1e-3  # losses below it count as equal
 NEVER = 0.5  # the score where ours does not get there
 SCORE = "score"
+RANK_BY = "final"
 MEAN = "geometric mean"
 RATES = {"sgd": "gamma=1,0.3,0.1", "adamw": "gamma=0.01,0.003,0.001"}
 GRIDS = {  # label → method, and what is tuned beside the workers' rate; 12 points each
@@ -56,9 +57,9 @@ class Contest(Panel):
     def comparison(self, files: Mapping[str, str], sweeps: Runs) -> CompareConfig:
         """The tuned rivals, Nesterov's untuned step and ours, both at the best rival's rate."""
         best = [tuning.best(sweeps[self.sweep_path(tuning)]) for tuning in self.tuned]
-        loss = lambda point: RULES[self.tuned[0].config.rank_by](point)
-        known = [point for point in best if loss(point) is not None]
-        rate = min(known, key=loss)["numbers"]["gamma"] if known else None
+        losses = [(RULES[RANK_BY](point), point["numbers"]["gamma"]) for point in best]
+        known = [(loss, gamma) for loss, gamma in losses if loss is not None]
+        rate = min(known)[1] if known else None
         own = [f"local={self.local}", *([] if rate is None else [f"gamma={rate:g}"])]
         nominal = f"diloco:{','.join([*own, 'lr=0.7', 'momentum=0.9'])},label={NOMINAL}"
         uses = tuple(replace(use, options=",".join(own)) for use in self.learned)
@@ -175,7 +176,7 @@ def contest(
     """One task of the suite: rivals tuned for a third of its length on one seed, finals on 3."""
     setting = {"task": task, "workers": K, "local_steps": H, "batch": B}
     third = max(1, rounds // 3)
-    sought = SweepConfig(rounds=third, rank_by="final", **setting, points_at_once=12)
+    sought = SweepConfig(rounds=third, rank_by=RANK_BY, **setting, points_at_once=12)
     tuned = tuple(
         Tuning(label, replace(sought, method=f"{method}:local={local}", grid=(RATES[local], *grid)))
         for label, (method, grid) in GRIDS.items()
