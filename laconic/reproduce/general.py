@@ -57,7 +57,8 @@ class Contest(Panel):
     def comparison(self, files: Mapping[str, str], sweeps: Runs) -> CompareConfig:
         """The tuned rivals, Nesterov's untuned step and ours, both at the best rival's rate."""
         best = [tuning.best(sweeps[self.sweep_path(tuning)]) for tuning in self.tuned]
-        losses = [(RULES[RANK_BY](point), point["numbers"]["gamma"]) for point in best]
+        sound = [point for point in best if not any(point["diverged"])]
+        losses = [(RULES[RANK_BY](point), point["numbers"]["gamma"]) for point in sound]
         known = [(loss, gamma) for loss, gamma in losses if loss is not None]
         rate = min(known)[1] if known else None
         own = [f"local={self.local}", *([] if rate is None else [f"gamma={rate:g}"])]

@@ -80,13 +80,14 @@ def test_ours_has_the_rate_of_the_rival_that_tuned_best():
     panel = SMALL[0]
     point = lambda label, gamma, final: {
         "kind": "point",
+        "index": 0,
         "label": label,
         "numbers": {"gamma": gamma},
         "final": final,
         "minimum": final,
-        "diverged": [False],
+        "diverged": [final == 0.1],
     }
-    finals = (0.4, 0.2, 0.3, None)
+    finals = (0.4, 0.2, 0.1, None)
     sweeps = {
         panel.sweep_path(tuning): [point(f"slowmo:gamma={i + 1}", float(i + 1), finals[i])]
         for i, tuning in enumerate(panel.tuned)
