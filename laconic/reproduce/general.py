@@ -23,7 +23,7 @@ from laconic.show.sweep import RULES
 from laconic.show.table import Table, number
 
 OURS = "lopt-r"
-NOMINAL = "Nesterov 0.7/0.9, not tuned"
+NOMINAL = "Nesterov 0.7/0.9 untuned"
 LEAST = 1e-3  # losses below it count as equal
 NEVER = 0.5  # the score where ours does not get there
 SCORE = "score"

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from laconic.methods import parse_method
 from laconic.reproduce import EXPERIMENTS
 from laconic.reproduce.general import (
     LARGE,
@@ -94,6 +95,7 @@ def test_ours_has_the_rate_of_the_rival_that_tuned_best():
     }
     specs = panel.comparison({OURS: OURS}, sweeps).optimizers
     assert len(specs) == 6
+    assert [parse_method(str(spec), 8).label for spec in specs[4:5]] == [NOMINAL]
     assert specs[4] == f"diloco:local=sgd,gamma=2,lr=0.7,momentum=0.9,label={NOMINAL}"
     assert specs[5] == f"{OURS}:local=sgd,gamma=2,label={OURS}"
 
