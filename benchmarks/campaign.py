@@ -108,15 +108,24 @@ def kept(folder: Path, options: Record) -> list[Record]:
     return pieces
 
 
-def keep(folder: Path, kind: str, piece: Record) -> None:
-    """One more piece, on disk before this returns."""
+def keep(folder: Path, kind: str, piece: Record) -> Record:
+    """One more piece, on disk before this returns, with the code and the machine's load."""
     from laconic.store.records import append, source_state
 
     commit, dirty = source_state(ROOT / "laconic")
-    append(folder / PIECES, kind, **piece, commit=commit, dirty=dirty)
+    load = round(os.getloadavg()[1], 1)
+    append(folder / PIECES, kind, **piece, commit=commit, dirty=dirty, load=load)
+    return {**piece, "commit": commit, "dirty": dirty, "load": load}
 
 
-def conclude(folder: Path, benchmark: str, found: Record, goals: Sequence[Goal], to: str) -> bool:
+def conclude(
+    folder: Path,
+    benchmark: str,
+    name: str,
+    pieces: Sequence[Record],
+    goals: Sequence[Goal],
+    to: str,
+) -> bool:
     """Print the goals, write the record → whether all goals were met."""
     from laconic.store.records import plain, read
 
@@ -127,8 +136,10 @@ def conclude(folder: Path, benchmark: str, found: Record, goals: Sequence[Goal],
         "command": shlex.join(["python", "benchmarks/campaign.py", *sys.argv[1:]]),
         "passed": passed,
         "goals": [goal._asdict() for goal in goals],
-        **found,
-        **{name: value for name, value in header.items() if name != "kind"},
+        **{key: value for key, value in header.items() if key != "kind"},
+        "commits": list(dict.fromkeys(piece["commit"] for piece in pieces)),
+        "load": [piece["load"] for piece in pieces],
+        name: pieces,
     }
     for goal in goals:
         print(f"{'met   ' if goal.passed else 'MISSED'}  {goal.name}: {goal.found}")
@@ -155,12 +166,12 @@ def run_blows(options: argparse.Namespace) -> int:
             clear(folder / f"training-{number}")
             trial = Trial(plan, number, folder / f"training-{number}", INSIDE, progress.blow)
             piece = trial.carry_out(cards(options.seed, number, count), until)
-            keep(folder, "training", piece)
-            done.append(piece)
+            done.append(keep(folder, "training", piece))
             progress.say(f"training {number}: {told(piece)}")
     print(blow_table(done))
-    found = {"trainings": done}
-    return 0 if conclude(folder, "campaign-blows", found, blow_goals(done), options.record) else 1
+    goals = blow_goals(done)
+    passed = conclude(folder, "campaign-blows", "trainings", done, goals, options.record)
+    return 0 if passed else 1
 
 
 def told(piece: Record) -> str:
@@ -189,13 +200,12 @@ def run_network(options: argparse.Namespace) -> int:
         for name in wanted[len(done) :]:
             clear(folder / name)
             piece = scenarios.carry_out(name, plan, folder / name, INSIDE, progress.say)
-            keep(folder, "scenario", piece)
-            done.append(piece)
+            done.append(keep(folder, "scenario", piece))
             progress.advance(1)
     print(network_table(done))
-    found = {"scenarios_run": done}
     goals = network_goals(done)
-    return 0 if conclude(folder, "campaign-network", found, goals, options.record) else 1
+    passed = conclude(folder, "campaign-network", "scenarios_run", done, goals, options.record)
+    return 0 if passed else 1
 
 
 def clear(folder: Path) -> None:

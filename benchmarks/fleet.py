@@ -163,6 +163,7 @@ class Fleet:
         }
         environment = os.environ | {
             "PYTHONPATH": str(ROOT),
+            "LACONIC_TOKEN": "benchmark",
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

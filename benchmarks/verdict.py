@@ -247,8 +247,9 @@ to happen.
 
 
 def _where(record: Record) -> str:
-    device = record["device"]["kind"]
-    return f"on {record['host_cpus']} cores ({device}), commit {(record['commit'] or '?')[:9]}"
+    commits = ", ".join((commit or "unknown")[:9] for commit in record["commits"])
+    load = f"{min(record['load']):.0f} to {max(record['load']):.0f}"
+    return f"on {record['host_cpus']} cores with a load of {load}, commit {commits}"
 
 
 def _goals(record: Record) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from laconic.errors import LaconicError
     from laconic.federated.population import Federated, Population, population_of
     from laconic.local import LocalOptimizer
+    from laconic.means import RobustMean, parse_aggregate
     from laconic.meta.estimator import Horizon
     from laconic.meta.problem import Inner
     from laconic.meta.train import MetaTrainer, Outer
@@ -69,6 +70,7 @@ __all__ = [
     "Population",
     "RelativeOptimizer",
     "Resident",
+    "RobustMean",
     "RoundState",
     "Server",
     "Setting",
@@ -90,6 +92,7 @@ __all__ = [
     "local_method",
     "make_task",
     "meta_train",
+    "parse_aggregate",
     "parse_compressor",
     "parse_method",
     "plain_task",
@@ -106,6 +109,7 @@ _HOMES = {
     "laconic.compress": "Compressor parse_compressor",
     "laconic.data.feed": "Resident Streamed",
     "laconic.errors": "LaconicError",
+    "laconic.means": "RobustMean parse_aggregate",
     "laconic.method": "Method Setting local_method",
     "laconic.runs.simulate": "Simulation",
     "laconic.federated.population": "Federated Population population_of",

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sized
 
 
 class LaconicError(Exception):
-    """Bad input or an impossible request; the command line prints it as one line and exits with 1.
+    """Bad input or an impossible request; the command line prints it as one line and exits with its
+    `status`.
 
     Example:
         >>> import laconic
@@ -15,6 +16,8 @@ class LaconicError(Exception):
         ...     print(str(error)[:42])
         unknown task 'digist-mlp'. Did you mean 'd
     """
+
+    status = 1
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LaconicError:

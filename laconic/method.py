@@ -21,9 +21,11 @@ from laconic.errors import (
 from laconic.federated.population import Federated
 from laconic.fragments import Fragments
 from laconic.local import LOCAL_OPTIMIZERS
+from laconic.means import MEAN, RobustMean
 from laconic.outer import OuterOptimizer
 from laconic.outer.base import told
 from laconic.tasks.base import Task
+from laconic.workers import check_robust
 from laconic.zoo import Published
 
 MOST_SEEDS = 10_000
@@ -129,6 +131,7 @@ class Method:
         budget: maps (K, H) to the workers and steps really used: small-batch SGD is one worker
             with K·H steps.
         optimizer_sha256: of a learned optimizer, as names are reused.
+        aggregate: a robust mean of the messages instead of the weighted one.
 
     Example::
 
@@ -142,6 +145,12 @@ class Method:
     name: str = "own"
     budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
     optimizer_sha256: str | None = None
+    aggregate: RobustMean | None = None
+
+    @property
+    def every_message(self) -> bool:
+        """Whether each worker's own message is needed, so that nothing can be summed on the way."""
+        return self.aggregate is not None or self.outer.combine == "gather"
 
     def told(self, K: int, H: int, T: int) -> "Method":
         """The method for a run of K workers, H local steps and T rounds, where that matters."""
@@ -154,7 +163,11 @@ def plain_client(task: Task, local: LocalOptimizer) -> Client:
 
 
 def local_method(
-    label: str, local: LocalOptimizer, outer: OuterOptimizer, compressor: Compressor = DENSE
+    label: str,
+    local: LocalOptimizer,
+    outer: OuterOptimizer,
+    compressor: Compressor = DENSE,
+    aggregate: RobustMean | None = None,
 ) -> Method:
     """H steps of a local optimizer on each worker, then a step of an outer optimizer.
 
@@ -163,6 +176,7 @@ def local_method(
         local: the local optimizer.
         outer: the outer optimizer, from `OUTER`, `from_optax` or a `LearnedOptimizer`.
         compressor: how workers compress their messages.
+        aggregate: a robust mean of the messages, from `parse_aggregate`.
 
     Returns:
         The method, for `Simulation`.
@@ -171,11 +185,19 @@ def local_method(
 
         local_method("AdamW, then SGD", LocalOptimizer("adamw", 1e-3), from_optax(optax.sgd(0.7)))
     """
-    return Method(label, lambda task: plain_client(task, local), outer, compressor)
+    client = lambda task: plain_client(task, local)
+    return Method(label, client, outer, compressor, aggregate=aggregate)
 
 
 def check_workers(method: Method, K: int) -> None:
-    """Refuse a worker-aware optimizer made for another K before anything is compiled."""
+    """Refuse a worker-aware optimizer made for another K, and a robust mean that cannot keep its
+    promise, before anything is compiled."""
+    check_robust(method.aggregate, method.outer.combine)
+    if method.aggregate is not None and K < method.aggregate.least:
+        raise LaconicError(
+            f"{method.label}: {method.aggregate.name} needs {method.aggregate.least} workers at "
+            f"least to tell attackers from the others, got {K}: take more workers, or median."
+        )
     made_for = method.outer.workers
     if made_for is not None and made_for != K:
         raise LaconicError(
@@ -332,10 +354,12 @@ class Definition:
                 f"{self.name}: some points give {both}; give all of them the same hyper-parameters."
             )
 
-    def spec(self, point: Point, compress: str = DENSE.name) -> str:
+    def spec(self, point: Point, compress: str = DENSE.name, aggregate: str = MEAN) -> str:
         """The point as `laconic compare` reads it, in full precision."""
         said = [f"{name}={value}" for name, value in self.given.items()]
         said += [f"{name}={float(point[name])!r}" for name in self.named_in(point)]
         if compress != DENSE.name:
             said.append(f"compress={compress}")
+        if aggregate != MEAN:
+            said.append(f"aggregate={aggregate}")
         return f"{self.name}:{','.join(said)}"

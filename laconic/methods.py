@@ -18,6 +18,7 @@ from laconic.compress import DENSE, Compressor, parse_compressor
 from laconic.errors import LaconicError, unknown
 from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.local import LocalOptimizer
+from laconic.means import RobustMean, parse_aggregate
 from laconic.method import (
     FINITE,
     FRACTION,
@@ -162,7 +163,8 @@ def _published(name: str) -> Definition:
     return Definition(name, found.card.summary, make, options, local=local, published=found)
 
 
-RESERVED = ("compress", "label", "K")  # by all methods; an outer optimizer's option cannot be one
+# By all methods; an outer optimizer's option cannot be one.
+RESERVED = ("compress", "aggregate", "label", "K")
 
 
 def _own(name: str) -> Definition:
@@ -396,22 +398,28 @@ def definition_of(name: str, use: Use | None = None) -> Definition:
 
 # --- methods as text ------------------------------------------------------------------------------
 
-COMMON = {"compress": "", "label": ""}
+COMMON = {"compress": "", "aggregate": "", "label": ""}
 
 
 def parse_method(
-    spec: str, K: int, compressor: Compressor | None = None, use: Use | None = None
+    spec: str,
+    K: int,
+    compressor: Compressor | None = None,
+    use: Use | None = None,
+    aggregate: RobustMean | None = None,
 ) -> Method:
     """The method that a text names.
 
     Args:
         spec: a name from `METHODS`, a published learned optimizer or the path of a .safetensors
             file; its options follow a colon, as in "slowmo:gamma=0.3,beta=0.9". Every method also
-            takes compress= and label=; those with local steps also local= (the workers' optimizer:
-            sgd, adamw or muon), clip= (gradient norm) and decay= (weight decay), where 0 is off.
+            takes compress=, aggregate= and label=; those with local steps also local= (the workers'
+            optimizer: sgd, adamw or muon), clip= (gradient norm) and decay= (weight decay), where 0
+            is off.
         K: how many workers there will be.
         compressor: how messages are compressed if the text does not say; dense if left out.
         use: "train" or "flower", to refuse a method that cannot be used for that.
+        aggregate: how messages become one if the text does not say; the weighted mean if left out.
 
     Returns:
         The method, whose label is the text itself unless label= gives another.
@@ -431,7 +439,10 @@ def parse_method(
     how = parse_compressor(given["compress"]) if given.get("compress") else compressor or DENSE
     sha256 = definition.published.sha256 if definition.published else None
     label = given.get("label") or spec
-    return Method(label, client, outer, how, definition.name, definition.budget, sha256)
+    if given.get("aggregate"):
+        aggregate = parse_aggregate(given["aggregate"])
+    budget = definition.budget
+    return Method(label, client, outer, how, definition.name, budget, sha256, aggregate)
 
 
 def parse_swept(spec: str) -> Definition:

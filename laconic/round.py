@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from laconic.client import Client, Controlled, Message, Shared
 from laconic.compress import Compressor
 from laconic.data.feed import Resident
+from laconic.means import positive
 from laconic.outer.base import OuterOptimizer, outer_step
 from laconic.tasks.base import Task
-from laconic.workers import Combined, Workers, positive
+from laconic.workers import Combined, Workers
 
 PRESENCE = (1 << 20) + 1  # a round's stream beside the workers' own, whose ids are smaller
 
@@ -151,7 +152,8 @@ def communication_round(
     messages, clients = _deliver(state, items, messages, clients_K, new_clients_K)
     combined = workers.combine(messages, server.outer.combine, state.shared.params)  # line 9
     new = outer_phase(server, state, combined, clients)  # lines 10-11
-    if items.present is not None:  # a round without any worker changes nothing
+    # A round without any worker changes nothing; a robust mean may leave out all of them.
+    if items.present is not None or workers.aggregate is not None:
         any_present = jnp.sum(combined.weights_K) > 0
         shared, outer = jax.tree.map(
             lambda n, o: jnp.where(any_present, n, o),

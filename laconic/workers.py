@@ -15,11 +15,11 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from laconic.client import Client, Message
 from laconic.compress import Compressor
 from laconic.errors import LaconicError
+from laconic.means import RobustMean, positive, weighted_mean, weighted_sum
 from laconic.outer.relative import squared_norms
 
 AXIS = "workers"
 How = Literal["mean", "norms", "gather"]
-UNROLLED = 32  # workers up to which a sum over them is written out
 
 
 class Combined(NamedTuple):
@@ -40,6 +40,7 @@ class Simulated:
     Args:
         client: what each worker does.
         compressor: how messages are encoded.
+        aggregate: a robust mean instead of the weighted one.
 
     Example:
         >>> import optax
@@ -50,6 +51,7 @@ class Simulated:
 
     client: Client
     compressor: Compressor
+    aggregate: RobustMean | None = None
 
     def map(self, phase: Callable) -> Callable:
         """`phase(shared, client, item)` over the first axis of clients and items."""
@@ -59,6 +61,8 @@ class Simulated:
         """Decode the K messages, then line 9's mean; "gather" also keeps every worker's Δ, and
         "norms" its squared norms."""
         deltas, weights_K = decode(self.compressor, messages, like)
+        if self.aggregate is not None:
+            return _robust(self.aggregate, how, deltas, messages, weights_K)
         mean_delta, extra = weighted_mean((deltas, messages.extra), weights_K)
         each_K = _present(weights_K) / len(weights_K)
         control = jax.tree.map(partial(weighted_sum, shares_K=each_K), messages.control)
@@ -75,6 +79,7 @@ class Meshed:
         client: what each worker does.
         compressor: how messages are encoded.
         mesh: a mesh with an axis named "workers", as `worker_mesh` makes it.
+        aggregate: a robust mean instead of the weighted one; every device then gets all messages.
 
     Example:
         >>> import optax
@@ -87,6 +92,7 @@ class Meshed:
     client: Client
     compressor: Compressor
     mesh: Mesh
+    aggregate: RobustMean | None = None
 
     def map(self, phase: Callable) -> Callable:
         """As `Simulated.map`, each device over its own share of the workers."""
@@ -109,6 +115,11 @@ class Meshed:
     def combine(self, messages: Message, how: How, like: Any) -> Combined:
         """As `Simulated.combine`, by sums on and then over devices; the result is replicated."""
         split, whole = PartitionSpec(AXIS), PartitionSpec()
+        everywhere = jax.sharding.NamedSharding(self.mesh, whole)
+        if self.aggregate is not None:
+            messages = jax.lax.with_sharding_constraint(messages, everywhere)
+            deltas, weights_K = decode(self.compressor, messages, like)
+            return _robust(self.aggregate, how, deltas, messages, weights_K)
 
         def local(messages: Message, like: Any) -> tuple[Any, Any, Any, Any]:
             deltas, weights_K = decode(self.compressor, messages, like)
@@ -129,7 +140,6 @@ class Meshed:
             local, mesh=self.mesh, in_specs=(split, whole), out_specs=(whole, split, split, split)
         )
         (mean_delta, extra, control), *seen = run(messages, like)
-        everywhere = jax.sharding.NamedSharding(self.mesh, whole)
         weights_K, deltas, squares = jax.lax.with_sharding_constraint(seen, everywhere)
         return Combined(mean_delta, extra, weights_K, deltas, control, squares)
 
@@ -178,40 +188,32 @@ def decode(compressor: Compressor, messages: Message, like: Any) -> tuple[Any, j
     return deltas, jnp.asarray(messages.weight, jnp.float32)
 
 
-def weighted_mean(tree: Any, weights_K: jax.Array) -> Any:
-    """Σ w_k x_k / Σ w_k over the first axis, 0 if no weight is positive; see `weighted_sum`."""
-    shares_K = weights_K / positive(jnp.sum(weights_K))
-    return jax.tree.map(partial(weighted_sum, shares_K=shares_K), tree)
+def _robust(
+    aggregate: RobustMean, how: How, deltas: Any, messages: Message, weights_K: jax.Array
+) -> Combined:
+    """What a robust mean lets an outer optimizer see; of every worker's norms only the median."""
+    check_robust(aggregate, how, messages.control)
+    delta, extra, weights_K = aggregate.combine(deltas, messages.extra, weights_K)
+    squares = aggregate.squares(squared_norms(deltas), weights_K) if how == "norms" else None
+    return Combined(delta, extra, weights_K, worker_squares=squares)
+
+
+def check_robust(aggregate: RobustMean | None, how: How, control: Any = ()) -> None:
+    """Refuse a robust mean where attackers would enter beside it."""
+    if aggregate is None:
+        return
+    if how == "gather":
+        raise LaconicError(
+            f"{aggregate.name} protects the mean delta, but this optimizer looks at each worker's "
+            "own delta, an attacker's too: take one of the mean, such as lopt-a, or the plain mean."
+        )
+    if jax.tree.leaves(control):
+        raise LaconicError(
+            f"{aggregate.name} protects the mean delta, but control variates are summed beside it, "
+            "an attacker's too: take fedavgm instead of scaffold, or the plain mean."
+        )
 
 
 def _present(weights_K: jax.Array) -> jax.Array:
     """1 for every present worker, whatever its weight, and 0 for the others."""
     return (weights_K > 0).astype(jnp.float32)
-
-
-def positive(total: jax.Array) -> jax.Array:
-    """A sum of weights that is safe to divide by."""
-    return jnp.where(total > 0, total, 1.0)
-
-
-def weighted_sum(x_K: jax.Array, shares_K: jax.Array) -> jax.Array:
-    """Σ_k s_k x_k, where a share of 0 drops even NaN; of integers and flags the largest."""
-    if not jnp.issubdtype(x_K.dtype, jnp.floating):
-        lowest = False if x_K.dtype == bool else jnp.iinfo(x_K.dtype).min
-        here = jnp.broadcast_to((shares_K > 0).reshape(-1, *[1] * (x_K.ndim - 1)), x_K.shape)
-        return jnp.max(x_K, axis=0, where=here, initial=lowest)
-
-    # In bfloat16 three thirds would be more than one.
-    wide = jnp.float32 if x_K.dtype.itemsize < 4 else x_K.dtype
-    shares_K = shares_K.astype(wide)
-
-    def part(k: int | jax.Array) -> jax.Array:
-        return jnp.where(shares_K[k] > 0, x_K[k].astype(wide) * shares_K[k], 0)
-
-    # Written out, the sum is one pass over memory; a reduction is 40 times slower on CPUs.
-    if x_K.shape[0] > UNROLLED:
-        start = jnp.zeros_like(x_K[0], wide)
-        total = jax.lax.fori_loop(0, x_K.shape[0], lambda k, total: total + part(k), start)
-    else:
-        total = sum(map(part, range(1, x_K.shape[0])), part(0))
-    return total.astype(x_K.dtype)

@@ -315,7 +315,7 @@ def test_goals_of_networks():
 
 
 def test_the_page_shows_all_tables():
-    about = {"commit": "0123456789", "device": {"kind": "cpu"}, "host_cpus": 2}
+    about = {"commits": ["0123456789"], "load": [1.5, 2.5], "host_cpus": 2}
     goals = [goal._asdict() for goal in verdict.blow_goals([TRAINING])]
     blows = about | {"trainings": [TRAINING], "goals": goals}
     blows["options"] = {"rounds": 100, "workers": 4}
@@ -324,6 +324,7 @@ def test_the_page_shows_all_tables():
     )
     assert "| kill one worker | 8 | 1 | 5.5 | 5.5 | – |" in text
     assert "| 10 % of packets lost | 90 | 61 | 0.20 | 9.0 | – | 0 | 0 | 10.0 % |" in text
+    assert "on 2 cores with a load of 2 to 2, commit 012345678" in text
     assert "| no divergence | 0 rounds with two states | met |" in text
 
 

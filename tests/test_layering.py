@@ -16,6 +16,7 @@ LAYERS = [
     {"data"},
     {"tasks"},
     {"client", "compress", "outer"},
+    {"means"},
     {"workers"},
     {"round"},
     {"fragments"},

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except LaconicError as error:
         err.print("[bold red]error:[/]", end=" ")
         say(str(error), err)
-        sys.exit(1)
+        sys.exit(error.status)
     except KeyboardInterrupt:  # nothing to save here: resumable runs handle signals themselves
         say("stopped.", err)
         sys.exit(128 + signal.SIGINT)

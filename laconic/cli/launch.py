@@ -28,12 +28,13 @@ from laconic.cli.terminal import err, out, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
 from laconic.cli.worker import Connection, needed_workers, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
+from laconic.engines.identity import Identity, new_run_id
 from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
 from laconic.runs.folder import WORKER_LOGS, RunFolder
 from laconic.runs.settings import command_line
-from laconic.runs.train import TrainConfig, on_devices, parts_of
+from laconic.runs.train import TrainConfig, begun_id, identity_of, on_devices, parts_of
 from laconic.runs.train_log import finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
@@ -94,6 +95,7 @@ class Launch:
     restarts: int
     gpus: list[list[str]]  # that each worker here sees; none if no GPU is handed out
     least: int
+    identity: Identity
 
     @property
     def folder(self) -> Path:
@@ -193,8 +195,9 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
         if here < train.workers:
             write_token(run.path / "token", token)
     train = replace(train, out=run.path, devices=devices)
-    address = with_port(host, port)
-    return Launch(config, train, entry, run, address, token, token_at, restarts, handed, least)
+    identity = identity_of(train, begun_id(run.path) or new_run_id())
+    where, secret = with_port(host, port), (token, token_at)
+    return Launch(config, train, entry, run, where, *secret, restarts, handed, least, identity)
 
 
 def _greet(plan: Launch) -> None:
@@ -235,14 +238,16 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
     """The command lines of the Lighthouse and of the workers."""
     config, waits = plan.config, plan.config.waits
     host, port = split_address(plan.address)
+    tls = {name.replace("_", "-"): file for name, file in vars(config.tls).items() if file}
     services = {}
     if plan.entry.service:
         listen = {"bind": with_port(config.bind, port), "heartbeat-timeout": waits.silence}
+        listen |= {"identity": plan.identity.text, "workers": plan.train.workers, **tls}
         module = "laconic.engines.lighthouse"
         services[LIGHTHOUSE] = [*PYTHON, module, *_flags(listen), "--until-eof"]
     flags: dict[str, Any] = {"join": plan.address, "engine": config.engine}
-    flags |= {"bind": config.bind, "host": host, "min-workers": plan.least, **vars(waits)}
-    flags |= {name.replace("_", "-"): file for name, file in vars(config.tls).items() if file}
+    flags |= {"bind": config.bind, "host": host, "run": plan.identity.run, **tls}
+    flags |= {"min-workers": plan.least, **vars(waits)}
     flags["compiled"] = os.environ.get("JAX_COMPILATION_CACHE_DIR") or plan.folder / COMPILED
     train = shlex.split(command_line("train", plan.train))[1:]
     given = [*_flags(flags), "--json", "--until-eof", "--", *train]

@@ -28,14 +28,17 @@ from laconic.engines.address import (
     split_address,
     with_port,
 )
+from laconic.engines.identity import new_run_id
+from laconic.engines.lighthouse import Lighthouse
 from laconic.engines.machine import Devices
 from laconic.engines.registry import ENGINES, Seat, Waits, engine_entry
 from laconic.engines.supervisor import end_with_stdin
 from laconic.engines.tls import TlsFiles
 from laconic.engines.waiting import majority
+from laconic.engines.wire import Seal
 from laconic.errors import LaconicError
 from laconic.runs.folder import Interrupted, Observer
-from laconic.runs.train import on_devices, work, worker_folder
+from laconic.runs.train import begun_run, on_devices, seal_of, work, worker_folder
 from laconic.runs.train_log import finish, missing_ends, worker_log
 from laconic.store.records import plain
 
@@ -86,6 +89,8 @@ class WorkerConfig(Connection):
     """Which worker this is, from 0 on; by default what SLURM or torchrun say."""
     port: int | None = None
     """The port where the workers meet, instead of the one that SLURM or torchrun give."""
+    run: str | None = None
+    """The id of the run; by default the workers learn it from the one where they meet."""
     compiled: Path | None = None
     """A folder for compiled programs, shared by the workers of a machine: one compiles, the others
     wait for it."""
@@ -109,19 +114,23 @@ def run_worker(argv: Sequence[str]) -> int:
     train = on_devices(train, config.devices)
     seat = seat_of(config, rank, train.workers)
     hosts = config.join is None and seat.worker == 0
-    lighthouse = host_lighthouse(seat) if hosts and entry.service else None
-    folder, command = worker_folder(train), shlex.join(["laconic", "worker", *argv])
-    seat = replace(seat, again=(folder / worker_log(seat.worker)).exists())
+    run = config.run or (begun_run(train, seat.worker) or new_run_id() if hosts else "")
+    seal = seal_of(token, train, run)
+    lighthouse = host_lighthouse(seat, seal) if hosts and entry.service else None
     turn = None if config.compiled is None else CompileTurn(config.compiled)
     if not entry.restarts:
         turn = None  # these engines compile together with the others, and would wait for ever
+    seal = entry.meet(seat, seal)
+    folder = worker_folder(train, seal.identity.run)
+    seat = replace(seat, again=(folder / worker_log(seat.worker)).exists())
+    command = shlex.join(["laconic", "worker", *argv])
     with StopFlag("this round and one more") as stop:
         try:
             work(
                 train,
-                lambda seal: entry.connect(seat, seal),
+                lambda: entry.connect(seat, seal),
                 config.engine,
-                token,
+                seal,
                 folder,
                 observer=Json() if config.json else Lines(seat.worker),
                 stop=stop,
@@ -131,7 +140,8 @@ def run_worker(argv: Sequence[str]) -> int:
         except Interrupted as stopped:
             say(f"{stopped} The same command goes on from there.", err)
             return stop.status
-    del lighthouse  # it served until now
+    if lighthouse is not None:
+        lighthouse.shutdown()
     if hosts and not config.json:
         _wait(lambda: not missing_ends(folder), END_SECONDS)
         records = finish(folder, command)
@@ -201,12 +211,17 @@ def needed_workers(config: Connection, workers: int) -> int:
     return least
 
 
-def host_lighthouse(seat: Seat) -> object:
-    """A Lighthouse in this process, which serves while the returned object lives."""
-    from laconic.engines.lighthouse import serve
-
+def host_lighthouse(seat: Seat, seal: Seal) -> Lighthouse:
+    """A Lighthouse in this process, which serves until it is shut down."""
     port = free_port(seat.bind, split_address(seat.address)[1])
-    return serve(with_port(seat.bind, port), seat.waits.silence)
+    return Lighthouse(
+        with_port(seat.bind, port),
+        seal,
+        silence=seat.waits.silence,
+        workers=seat.workers,
+        tell=lambda line: say(f"lighthouse: {line}", err),
+        tls=seat.tls,
+    )
 
 
 class CompileTurn:

@@ -212,7 +212,8 @@ def list_optimizers(argv: Sequence[str]) -> int:
         "\nWhat the options of one mean: laconic optimizers NAME."
         "\nThe path of a .safetensors file, such as a meta-training's best.safetensors, works as a "
         "name too.\nOptions follow a colon: slowmo:gamma=0.3,beta=0.9,compress=topk:0.01+ef. All "
-        "take compress= and label=;\nthose with local steps also local= (the workers' optimizer: "
+        "take compress=, aggregate= and label=;\nthose with local steps also local= (the workers' "
+        "optimizer: "
         f"{', '.join(LOCAL_OPTIMIZERS)}), clip= (gradient norm)\nand decay= (weight decay; none "
         "unless given, AdamW included)."
     )

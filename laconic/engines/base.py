@@ -36,6 +36,19 @@ class Interrupted(LaconicError):
     """A worker died or stalled during a gather or a state transfer; ask for a new quorum."""
 
 
+class Refused(LaconicError):
+    """This process does not belong to the run: trying again would not help.
+
+    signed: whether one said so who holds our token
+    """
+
+    status = 3
+
+    def __init__(self, message: str, signed: bool = True):
+        super().__init__(message)
+        self.signed = signed
+
+
 @dataclass
 class Counts:
     """Bytes an engine has sent and received so far, and its refusals by reason.
@@ -55,6 +68,13 @@ class Counts:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
+class Bounds(NamedTuple):
+    """What no peer may exceed: the bytes of a state, and the number of rounds."""
+
+    state: int = 1 << 40
+    rounds: int = 2**31 - 1
+
+
 class Engine(Protocol):
     """Everything the training loop asks of the world outside its process.
 
@@ -65,8 +85,10 @@ class Engine(Protocol):
     mine: tuple[int, ...]
     counts: Counts
 
-    def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
-        """Join: frames have `size` bytes, peers must agree on `structure`."""
+    def open(
+        self, size: int, structure: bytes, snapshot: Snapshot, bounds: Bounds = Bounds()
+    ) -> None:
+        """Join: frames have `size` bytes, peers must agree on `structure` and keep in `bounds`."""
 
     def quorum(self, round: int, digest: Digest) -> Quorum:
         """Agree on who takes part, saying which state this process holds. Blocks."""
@@ -96,7 +118,9 @@ class SimulatedEngine:
         self.mine = tuple(range(K))
         self.counts = Counts(0, 0, {})
 
-    def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
+    def open(
+        self, size: int, structure: bytes, snapshot: Snapshot, bounds: Bounds = Bounds()
+    ) -> None:
         """Nothing to join."""
 
     def quorum(self, round: int, digest: Digest) -> Quorum:

@@ -71,7 +71,7 @@ def answer(peer: socket.socket, seal: Seal, caller: Caller, deadline: float) -> 
     return seal.verify(receive(peer, MAC, deadline), b"laconic confirm", caller.hello, nonce)
 
 
-def send(peer: socket.socket, words: bytes, deadline: float) -> None:
+def send(peer: socket.socket, words: bytes | memoryview, deadline: float) -> None:
     """All of the words until the deadline, or an `OSError`."""
     peer.settimeout(_left(deadline))
     peer.sendall(words)
@@ -92,5 +92,5 @@ def receive(peer: socket.socket, size: int, deadline: float) -> bytes:
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the greeting took too long")
+        raise TimeoutError("the other end took too long")
     return left

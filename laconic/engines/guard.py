@@ -6,7 +6,12 @@ structure, and the state it started from. Its numbers are checked on the device 
 `limit` times the round's median. The usual norm is the largest median of any round so far, this one
 included: a minority cannot raise it, and a change that most workers make together is no poison.
 It never falls. Near loss 0 most honest messages are a thousandth of what they were, and one worker
-that meets a hard example sends one of the old size.
+that meets a hard example sends one of the old size. Where most have sent no change at all so far,
+the lower median of those that did stands for it, up to the norm of the weights themselves.
+
+Statistics that travel beside Δ (`Message.extra`: running means and variances, counters) are held to
+the same rule, array by array, and a variance must not be negative. What passes and weighs more than
+most has its weight lowered (`bounded`): weight × norm is at most `limit` times the round's usual.
 
 The guard's state depends on the messages alone and is part of the replicated state, so all replicas
 judge alike.
@@ -24,16 +29,18 @@ from laconic.engines.wire import EMPTY, Header, Layout, Seal, open_frame
 
 LIMIT = 10.0
 ON_HOST = ("garbage", "version", "token", "run", "worker", "round", "structure", "origin")
-REASONS = ("ok", "absent", *ON_HOST, "not finite", "norm", "weight")
+REASONS = ("ok", "absent", *ON_HOST, "not finite", "norm", "weight", "statistics")
 CODE = {reason: code for code, reason in enumerate(REASONS)}
 SILENT = {CODE["ok"], CODE["absent"]}  # no fault
 
 
 class GuardState(NamedTuple):
-    """The usual norm, 0 before the first message, and each worker's exclusions so far."""
+    """The usual norm, 0 before the first message, each worker's exclusions so far, and the usual
+    norm of each array of statistics [A], if there are any."""
 
     usual: jax.Array
     excluded_K: jax.Array
+    statistics: Any = ()
 
 
 class Admitted(NamedTuple):
@@ -80,15 +87,22 @@ def judge_header(
     return Admitted(CODE["ok"], header)
 
 
-def init_guard(K: int) -> GuardState:
-    """Nothing seen yet."""
-    return GuardState(jnp.float32(0), jnp.zeros(K, jnp.int32))
+def init_guard(K: int, arrays: int = 0) -> GuardState:
+    """Nothing seen yet; `arrays` counts those of the statistics."""
+    statistics = jnp.zeros(arrays, jnp.float32) if arrays else ()
+    return GuardState(jnp.float32(0), jnp.zeros(K, jnp.int32), statistics)
+
+
+def is_variance(name: str) -> bool:
+    """Whether an array of that name holds variances, which are never negative."""
+    return name.rstrip("'\"])").lower().endswith(("var", "variance"))
 
 
 def measure(
     words: jax.Array, read: Callable[[jax.Array], Any], square: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """The norm of a message's Δ, and whether all of its floats are finite. Traceable.
+) -> tuple[jax.Array, jax.Array, Any]:
+    """The norm of a message's Δ, whether all of its floats are finite, and the norms of its
+    statistics [A], infinite for a negative variance. Traceable.
 
     `read(words)` gives the decoded Δ and its extra; `square` is the sum of Δ's squares, if known.
     """
@@ -102,7 +116,17 @@ def measure(
         lambda words: _finite(read(words)[0]),
         words,
     )
-    return norm, finite & _finite(extra)
+    return norm, finite & _finite(extra), _sizes(extra)
+
+
+def _sizes(extra: Any) -> Any:
+    found = []
+    for path, x in jax.tree_util.tree_leaves_with_path(extra):
+        norm = jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32))))
+        if is_variance(jax.tree_util.keystr(path)):
+            norm = jnp.where(jnp.any(x < 0), jnp.inf, norm)
+        found.append(norm)
+    return jnp.stack(found) if found else ()
 
 
 def judge(
@@ -112,22 +136,65 @@ def judge(
     weights_K: jax.Array,
     codes_K: jax.Array,
     limit: float,
+    sizes_KA: Any = (),
+    scale: jax.Array | float = 1.0,
 ) -> tuple[jax.Array, GuardState]:
-    """The final verdicts [K] on messages so measured, and the guard's next state. Traceable."""
+    """The final verdicts [K] on messages so measured, and the guard's next state. Traceable.
+
+    sizes_KA: the norms of their statistics; () if there are none
+    scale: the norm of the weights, which a first change may have where most send none
+    """
     codes_K = _first(codes_K, ~finite_K, "not finite")
-    here_K = (codes_K == CODE["ok"]) & jnp.isfinite(norms_K)
-    usual = jnp.maximum(state.usual, _lower_median(norms_K, here_K))
-    far_K = ~jnp.isfinite(norms_K) | ((usual > 0) & (norms_K > limit * usual))
+    far_K, usual = _far(norms_K, state.usual, codes_K, limit, scale)
     codes_K = _first(codes_K, far_K, "norm")
+    statistics = state.statistics
+    if not isinstance(sizes_KA, tuple):
+        each = jax.vmap(_far, (1, 0, None, None, None), (1, 0))
+        far_KA, statistics = each(sizes_KA, statistics, codes_K, limit, 1.0)
+        codes_K = _first(codes_K, jnp.any(far_KA, axis=1), "statistics")
     usual_weight = _lower_median(weights_K, codes_K == CODE["ok"])
     heavy_K = ~(weights_K >= 0) | (weights_K > limit * usual_weight)
     codes_K = _first(codes_K, heavy_K, "weight")
     bad_K = (codes_K != CODE["ok"]) & (codes_K != CODE["absent"])
-    return codes_K, GuardState(usual, state.excluded_K + bad_K.astype(jnp.int32))
+    return codes_K, GuardState(usual, state.excluded_K + bad_K.astype(jnp.int32), statistics)
+
+
+def _far(
+    norms_K: jax.Array,
+    past: jax.Array,
+    codes_K: jax.Array,
+    limit: float,
+    scale: jax.Array | float,
+) -> tuple[jax.Array, jax.Array]:
+    """Which norms are far above the usual one [K], and the usual one from now on."""
+    here_K = (codes_K == CODE["ok"]) & jnp.isfinite(norms_K)
+    usual = jnp.maximum(past, _lower_median(norms_K, here_K))
+    first = jnp.minimum(_lower_median(norms_K, here_K & (norms_K > 0)), scale)
+    most = limit * jnp.where(usual > 0, usual, first)
+    return ~jnp.isfinite(norms_K) | (norms_K > most), usual
+
+
+def bounded(norms_K: jax.Array, weights_K: jax.Array, good_K: jax.Array, limit: float) -> jax.Array:
+    """The weights [K] of messages that passed, lowered so that weight × norm is at most `limit`
+    times the product of the round's lower medians; none falls below the median weight. Traceable.
+
+    A message with less than the median norm is taken to have that: its weight thins out the others.
+    """
+    counted_K = good_K & (weights_K > 0)
+    usual = _lower_median(norms_K, counted_K)
+    times_K = jnp.where(usual > 0, norms_K / jnp.where(usual > 0, usual, 1.0), jnp.inf)
+    times_K = jnp.where(norms_K > 0, times_K, 1.0)
+    most_K = jnp.maximum(1.0, limit / jnp.maximum(1.0, times_K))
+    return jnp.minimum(weights_K, _lower_median(weights_K, counted_K) * most_K)
 
 
 def _first(codes_K: jax.Array, fault_K: jax.Array, reason: str) -> jax.Array:
     return jnp.where((codes_K == CODE["ok"]) & fault_K, CODE[reason], codes_K)
+
+
+def norm_of(tree: Any) -> jax.Array:
+    """The norm of all floats of a pytree."""
+    return jnp.sqrt(_square(tree))
 
 
 def _square(tree: Any) -> jax.Array:

@@ -9,6 +9,7 @@ diverged is noticed and healed as with any engine.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import jax
 import numpy as np
@@ -16,11 +17,24 @@ from jax.experimental import multihost_utils
 
 from laconic.engines import membership
 from laconic.engines.address import split_address, with_port
-from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
+from laconic.engines.base import (
+    Bounds,
+    Counts,
+    Digest,
+    Frame,
+    Interrupted,
+    Quorum,
+    Refused,
+    Snapshot,
+)
+from laconic.engines.identity import refusal
 from laconic.engines.membership import Card
+from laconic.engines.session import token_sign
+from laconic.engines.wire import Seal
 from laconic.errors import LaconicError
 
 WORD = 8
+ID = 64  # letters of a part of an identity, at most
 
 
 def join(
@@ -56,6 +70,27 @@ def join(
         ) from error
 
 
+def same_run(seal: Seal) -> Seal:
+    """The seal with process 0's run id, once all have the same token and run the same thing.
+
+    JAX connects whoever reaches its coordinator, so this finds mistakes and keeps nobody out.
+    """
+    ours = {"token": token_sign(seal, b"mesh").hex()[:ID], **asdict(seal.identity)}
+    text = "".join(part.ljust(ID) for part in ours.values())
+    rows = np.asarray(multihost_utils.process_allgather(np.frombuffer(text.encode(), np.uint8)))
+    said = [row.tobytes().decode() for row in rows.reshape(jax.process_count(), -1)]
+    parts = [[row[i : i + ID].strip() for i in range(0, len(row), ID)] for row in said]
+    differing = {
+        name: [k for k, theirs in enumerate(parts) if theirs[i] and theirs[i] != parts[0][i]]
+        for i, name in enumerate(ours)
+    }
+    if any(differing.values()):
+        names = [name for name, who in differing.items() if who]
+        they = ", ".join(str(k) for k in sorted({k for who in differing.values() for k in who}))
+        raise Refused(f"worker {they} {refusal(names, 'worker 0')}.")
+    return seal.of_run(parts[0][list(ours).index("run")])
+
+
 class JaxDistributedEngine:
     """Worker k is process k of `jax.distributed`, which must have been joined."""
 
@@ -71,7 +106,9 @@ class JaxDistributedEngine:
         self.counts = Counts(0, 0, {})
         self._healed: np.ndarray | None = None
 
-    def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
+    def open(
+        self, size: int, structure: bytes, snapshot: Snapshot, bounds: Bounds = Bounds()
+    ) -> None:
         """Check that all run the same thing."""
         self._size = size
         self._snapshot = snapshot

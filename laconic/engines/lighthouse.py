@@ -1,182 +1,285 @@
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""torchft's Lighthouse, which says who is alive: as a process, and one worker's link to it.
+"""The Lighthouse, which says who is there: as a process or on a thread of one.
 
-    python -m laconic.engines.lighthouse --bind 127.0.0.1:29510
+    LACONIC_TOKEN=… python -m laconic.engines.lighthouse --bind 127.0.0.1:29510
 
-It holds no state. Losing it stops new quorums until it is back at the same address.
+Only who holds the token gets in, and who belongs to another run, or runs other code, is told so at
+once. It holds no state that matters: losing it stops new quorums until it is back at the same
+address. Strangers cost it at most `ROOM` connections of `SECONDS` each.
 """
 
 import argparse
+import asyncio
+import json
 import os
-import queue
+import random
+import secrets
 import signal
+import ssl
 import sys
 import threading
-import time
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from laconic.engines.address import with_port
+from laconic.engines.address import split_address, with_port
+from laconic.engines.identity import Identity
+from laconic.engines.room import Guest, Room
+from laconic.engines.session import (
+    CARD_SIZE,
+    CLAIM_SIZE,
+    HEAD,
+    OLDER,
+    Claim,
+    Session,
+    greeting,
+    open_claim,
+    pack_verdict,
+)
 from laconic.engines.supervisor import end_with_stdin
+from laconic.engines.tls import Tls, TlsFiles
+from laconic.engines.wire import Seal
 from laconic.errors import LaconicError
 
-os.environ.setdefault("RUST_LOG", "error")  # torchft's own log tells every quorum in full
-try:
-    from torchft.coordination import LighthouseClient, LighthouseServer, ManagerServer
-except ImportError as error:
-    raise LaconicError(
-        f"this engine needs torchft ({error}): pip install 'laconic[torchft]'."
-    ) from error
-
 LINGER = 3.0  # seconds for the workers to end their round
-LOOK = 0.2  # seconds between looks at a Lighthouse that is silent
-PAUSE = 0.02  # seconds between looks at one that is down
-CONNECT = timedelta(seconds=5)
+ROOM, SECONDS = 64, 5.0  # visitors that have not proved anything yet, and how long they may take
+BACKLOG = 512  # visitors that wait to be let in
+UNREAD = 1 << 22  # bytes that a member may leave unread before it is sent away
+TICK = 1.0  # seconds between looks at members that do not ask
+MOST = 4096  # worker ids, if their number is not told
+TOKEN_VARIABLE = "LACONIC_TOKEN"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def serve(bind: str, heartbeat_timeout: float = 5.0, join_timeout: float = 600.0) -> object:
-    """Start a Lighthouse in this process and keep the returned object: it serves while that lives.
-
-    heartbeat_timeout: seconds of silence after which a worker counts as dead
-    join_timeout: seconds to wait for workers that are alive but not finished with their local steps
-    """
-    return LighthouseServer(
-        bind=bind,
-        min_replicas=1,
-        join_timeout_ms=int(1000 * join_timeout),
-        quorum_tick_ms=10,
-        heartbeat_timeout_ms=int(1000 * heartbeat_timeout),
-    )
-
-
-class LighthouseLink:
-    """One worker's link: a torchft manager sends its heartbeats, and `ask` finds who else is there.
-
-    The manager could ask too, but it would wait in vain for a Lighthouse that died; asked directly,
-    the broken connection shows at once. `replaced`: whether the last answer came from another
-    Lighthouse than the one before.
-    """
+class Lighthouse:
+    """Serves on a thread of its own until `shutdown`."""
 
     def __init__(
         self,
-        name: str,
-        lighthouse: str,
         bind: str,
-        host: str,
-        store: str,
-        heartbeat: float,
-        patience: float,
+        seal: Seal,
+        *,
+        silence: float = 5.0,
+        patience: float = 600.0,
+        workers: int = MOST,
+        tell: Callable[[str], None] = lambda line: None,
+        tls: Tls | None = None,
     ):
-        """`heartbeat` seconds between signs of life; `patience` for the Lighthouse to be there."""
-        self._name = name
-        self._lighthouse = f"http://{lighthouse}"
-        self._bind = bind
-        self._host = host
-        self._store = store
-        self._heartbeat = timedelta(seconds=heartbeat)
-        self._last: tuple[int, tuple[str, ...]] = (0, ())
-        self.replaced = False
-        self._join(patience)
+        """Listen at `bind` ("host:port") for the workers of the seal's identity.
 
-    def _join(self, patience: float) -> None:
-        give_up = time.monotonic() + patience
-        while not _lives(self._lighthouse, self._name):
-            if time.monotonic() > give_up:
-                raise LaconicError(
-                    f"no Lighthouse answers at {self._lighthouse}: start it, or check the address."
-                )
-            time.sleep(PAUSE)
-        self._server = ManagerServer(
-            replica_id=self._name,
-            lighthouse_addr=self._lighthouse,
-            hostname=self._host,
-            bind=with_port(self._bind, 0),
-            store_addr=self._store,
-            world_size=1,
-            heartbeat_interval=self._heartbeat,
-            connect_timeout=CONNECT,
-            quorum_retries=0,
-        )
-        self._client = LighthouseClient(self._lighthouse, CONNECT)
-
-    def ask(self, step: int, card: str, timeout: float, lost: float) -> list[str] | None:
-        """Show a card; everyone's cards as soon as all are there, or None if there was no answer.
-
-        A machine that loses its power breaks no connection. So the question is asked on a thread
-        while this one looks whether the Lighthouse still lives; asking anew just in case would
-        leave the first question standing there, for others to take for a member. `lost`: seconds to
-        wait for a dead Lighthouse to come back.
+        silence: seconds without a sign of life after which a worker counts as dead
+        patience: seconds for workers that are there but not finished with their local steps
+        workers: how many there are; other ids are refused
+        tell: gets a line at the first refusal of each kind
         """
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._ask, args=(step, card, timeout, answers), daemon=True).start()
-        while True:
-            try:
-                answer = answers.get(timeout=LOOK)
-            except queue.Empty:
-                if _lives(self._lighthouse, self._name):
-                    continue
-                answer = RuntimeError()
-            if isinstance(answer, RuntimeError):
-                self._server.shutdown()
-                self._join(lost)
-                return None
-            if isinstance(answer, TimeoutError):
-                return None
-            if isinstance(answer, Exception):
-                raise answer
-            replicas = tuple(sorted(member.replica_id for member in answer.participants))
-            self._compare(answer.quorum_id, replicas)
-            return [_card(member.data) for member in answer.participants]
+        self.refused: Counter[str] = Counter()
+        self._bind, self._seal, self._workers, self._tell = bind, seal, workers, tell
+        self._silence, self._patience, self._tls = silence, patience, tls
+        self._instance = secrets.token_hex(8)
+        self._rooms: dict[str, Room] = {}
+        self._pending: dict[asyncio.StreamWriter, str] = {}
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._started, self._failure = threading.Event(), ""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="laconic-lighthouse")
+        self._thread.start()
+        self._started.wait()
+        if self._failure:
+            raise LaconicError(f"cannot listen at {bind}: {self._failure}.")
 
-    def _ask(self, step: int, card: str, timeout: float, answers: "queue.SimpleQueue[Any]") -> None:
-        limit, about = timedelta(seconds=timeout), {"step": step, "data": {"card": card}}
+    def address(self) -> str:
+        """Where it listens."""
+        return self._bind
+
+    def shutdown(self) -> None:
+        """Close every connection and stop."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        # such as no descriptor left for one more visitor: asyncio tries again after a second
+        self._loop.set_exception_handler(lambda loop, context: None)
+        host, port = split_address(self._bind)
+        about = {"ssl": self._tls.listens, "ssl_handshake_timeout": SECONDS} if self._tls else {}
+        about |= {"limit": 1 << 13, "backlog": BACKLOG}
         try:
-            answers.put(self._client.quorum(self._name, limit, store_address=self._store, **about))
-        except Exception as error:  # raised by the thread that waits
-            answers.put(error)
+            server = await asyncio.start_server(self._meet, host, port, **about)
+        except OSError as error:
+            self._failure = error.strerror or str(error)
+            self._started.set()
+            return
+        self._bind = with_port(host, server.sockets[0].getsockname()[1])
+        self._started.set()
+        while not self._stop.is_set():
+            for room in list(self._rooms.values()):
+                room.look()
+            try:
+                await asyncio.wait_for(self._stop.wait(), TICK)
+            except TimeoutError:
+                continue
+        server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
 
-    def _compare(self, number: int, replicas: tuple[str, ...]) -> None:
-        """One Lighthouse counts upwards, with every change of members."""
-        last, self._last = self._last, (number, replicas)
-        self.replaced = number < last[0] or (number == last[0] and replicas != last[1])
+    # --- one connection ---
 
-    def close(self) -> None:
-        """No more signs of life."""
-        self._server.shutdown()
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """From a visitor's first byte to its last."""
+        peer = writer.get_extra_info("peername") or ("somewhere",)
+        self._make_room()
+        self._pending[writer] = str(peer[0])
+        self._writers.add(writer)
+        try:
+            async with asyncio.timeout(SECONDS):
+                found = await self._greet((reader, writer), str(peer[0]))
+            self._pending.pop(writer, None)
+            if found is not None:
+                await self._attend((reader, writer), *found)
+        except (OSError, EOFError, ssl.SSLError):  # it left, or was sent away; a TimeoutError too
+            if writer in self._pending:
+                self._refuse("a stranger", f" at {peer[0]}")
+        finally:
+            self._pending.pop(writer, None)
+            self._writers.discard(writer)
+            writer.close()
+
+    def _make_room(self) -> None:
+        """Send away one of those that come from where most come from: strangers crowd themselves
+        out, not the workers."""
+        while len(self._pending) >= ROOM:
+            host, _ = Counter(self._pending.values()).most_common(1)[0]
+            crowd = [writer for writer, at in self._pending.items() if at == host]
+            victim = random.choice(crowd)
+            del self._pending[victim]
+            victim.transport.abort()
+
+    async def _greet(self, streams: Streams, at: str) -> tuple[Session, Claim] | None:
+        """The session of one that may stay, and who it is."""
+        reader, writer = streams
+        greeted = greeting()
+        writer.write(greeted)
+        signature, body = await _frame(reader, CLAIM_SIZE)
+        hello = greeted + signature + body
+        claim = open_claim(self._seal, greeted, signature, body)
+        differs = ["token"] if claim is None else self._check(claim, at)
+        if claim is None:
+            self._refuse("a stranger without the token", f" at {at}. Give all workers one token.")
+        about = {"run": self._seal.identity.run, "instance": self._instance}
+        said = {"differs": differs} if claim is None else {"differs": differs, **about}
+        writer.write(pack_verdict(self._seal, hello, {**said, "silence": self._silence}))
+        await writer.drain()
+        if claim is None or differs or claim.looks:
+            return None
+        return Session(self._seal, hello, serves=True), claim
+
+    def _check(self, claim: Claim, at: str) -> list[str]:
+        """What of a caller with our token does not belong here."""
+        differs = self._seal.identity.differs(claim.identity)
+        if differs:
+            kinds = " and ".join(differs)
+            self._refuse(f"worker {claim.worker} with another {kinds}", f", at {at}")
+        elif claim.worker >= self._workers:
+            differs = ["worker id"]
+            self._refuse(f"worker id {claim.worker} of a run with {self._workers}", f", at {at}")
+        room = self._rooms.get(self._name(claim))
+        older = None if room is None or claim.looks else room.guests.get(claim.worker)
+        if not differs and older is not None and older.born > claim.born:
+            differs = [OLDER]
+        return differs
+
+    def _name(self, claim: Claim) -> str:
+        """The name of its room; there is one only, if this Lighthouse is of one run."""
+        return claim.identity.text if self._seal.identity == Identity() else ""
+
+    async def _attend(self, streams: Streams, session: Session, claim: Claim) -> None:
+        """A member, as long as it gives signs of life."""
+        reader, writer = streams
+        send = lambda message: _send(writer, session.pack(message))
+        tell = lambda cards: send({"kind": "cards", "cards": cards})
+        leave = lambda: send({"kind": "leave"})
+        guest, name = Guest(claim.worker, claim.born, tell, leave), self._name(claim)
+        room = self._rooms.setdefault(name, Room(self._patience))
+        if not room.enter(guest):
+            return
+        try:
+            while True:
+                async with asyncio.timeout(self._silence):
+                    message = session.open(*await _frame(reader, 2 * CARD_SIZE)) or {}
+                card = message.get("card")
+                if message.get("kind") == "beat":
+                    send({"kind": "beat"})
+                elif isinstance(card, str) and len(card) <= CARD_SIZE:
+                    room.ask(guest, card)
+                else:
+                    return
+        finally:
+            room.go(guest)
+            if not room.guests and self._rooms.get(name) is room:
+                del self._rooms[name]
+
+    def _refuse(self, reason: str, more: str) -> None:
+        kind = reason if len(self.refused) < MOST else "others"
+        if kind not in self.refused:
+            self._tell(f"refused: {reason}{more}")
+        self.refused[kind] += 1
 
 
-def _card(data: Any) -> str:
-    """What a member shows; a stranger may have brought anything."""
-    card = data.get("card") if isinstance(data, dict) else None
-    return card if isinstance(card, str) else ""
+async def _frame(reader: asyncio.StreamReader, most: int) -> tuple[bytes, bytes]:
+    """The signature and the body of the next frame, unless it says that it is longer."""
+    size, signature = HEAD.unpack(await reader.readexactly(HEAD.size))
+    if size > most:
+        raise ConnectionAbortedError("a frame over the bound")
+    return signature, await reader.readexactly(size)
 
 
-def _lives(lighthouse: str, name: str) -> bool:
-    limit = timedelta(seconds=1)
-    try:
-        LighthouseClient(lighthouse, limit).heartbeat(name, limit)
-    except (RuntimeError, TimeoutError):
-        return False
-    return True
+def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    if writer.transport.get_write_buffer_size() > UNREAD:
+        writer.transport.abort()
+    elif not writer.is_closing():
+        writer.write(frame)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until a signal comes."""
-    parser = argparse.ArgumentParser(description="the membership service of the torchft engine")
+    parser = argparse.ArgumentParser(description="says which workers of a run are there")
     option = parser.add_argument
     option("--bind", default="127.0.0.1:29510", help="address to listen on")
     option("--heartbeat-timeout", type=float, default=5.0, help="seconds of silence: it is dead")
     option("--join-timeout", type=float, default=600.0, help="seconds to wait for slow workers")
+    option("--workers", type=int, default=MOST, help="how many workers there are")
+    option("--identity", default="", help="the run's, as JSON; by default each may have its own")
+    for name in ("--tls-cert", "--tls-key", "--tls-ca"):
+        option(name, type=Path, default=None, help="a file for mutual TLS; all three or none")
     option("--until-eof", action="store_true", help="leave when standard input ends")
     options = parser.parse_args(arguments)
     if options.until_eof:
         end_with_stdin(after=LINGER)
-    server = serve(options.bind, options.heartbeat_timeout, options.join_timeout)
-    sys.stdout.write(f"lighthouse at {options.bind}\n")
-    sys.stdout.flush()
+    identity = Identity.read(json.loads(options.identity)) if options.identity else Identity()
+    if identity is None:
+        parser.error("--identity is none; laconic launch gives it")
+    try:
+        lighthouse = Lighthouse(
+            options.bind,
+            Seal.by(os.environ.get(TOKEN_VARIABLE, ""), identity),
+            silence=options.heartbeat_timeout,
+            patience=options.join_timeout,
+            workers=options.workers,
+            tell=_say,
+            tls=TlsFiles(options.tls_cert, options.tls_key, options.tls_ca).load(),
+        )
+    except LaconicError as error:
+        sys.exit(f"error: {error}")
+    _say(f"lighthouse at {options.bind}")
     signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    del server
+    lighthouse.shutdown()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 
 from laconic.client import Shared
 from laconic.engines import guard
-from laconic.engines.base import Digest, Engine, Frame, Interrupted, Quorum, text_digest
+from laconic.engines.base import Bounds, Digest, Engine, Frame, Interrupted, Quorum, text_digest
 from laconic.engines.local_workers import LocalWorkers, Seconds, Signed
 from laconic.engines.replica import Judged, Measured, Programs, Replica
 from laconic.engines.wire import HEADER, Seal, new_frame
@@ -113,6 +113,7 @@ class Loop:
         devices: Sequence[Any] = (),
         at: Callable[[str, int], None] = lambda point, round: None,
         committed: Callable[[Report, bool], None] = lambda report, due: None,
+        handing_on: Callable[[], None] = lambda: None,
     ):
         """With a `folder`, each process keeps a checkpoint there and resumes from it.
 
@@ -122,6 +123,8 @@ class Loop:
         devices: those over which each local step's minibatch is split; none: the usual one does all
         at: is called with (point, round) at each named point of the protocol
         committed: is called with each report, and whether a checkpoint is due, before that is saved
+        handing_on: is called before another worker can take over this one's state: what led to it
+            must be on disk then, since that worker does not know it
         """
         K, H = method.budget(setting.workers, setting.local_steps)
         if K != engine.slots or len(setting.seeds) != 1:
@@ -142,6 +145,7 @@ class Loop:
         self.running = running
         self.at = at
         self.committed = committed
+        self.handing_on = handing_on
         self.programs = Programs(
             task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit, devices
         )
@@ -156,12 +160,17 @@ class Loop:
     def rounds(self) -> Generator[Report, None, None]:
         """Start or resume, until all rounds are done and all peers have their result."""
         replica, local = self._restore()
+        if (aggregate := self.programs.method.aggregate) is not None:
+            self._notes.append(
+                f"{aggregate.name} needs every message: each worker sends its own to all others"
+            )
         digest = self._hold(self.programs.digest(replica), replica)
         self._warm_up(replica, local, digest)  # compile before peers wait for this process
         layout, state = self.programs.layout, self.programs.replica_layout
         structure = text_digest(layout.structure, state.structure, layout.frame, self.running)
         try:
-            self.engine.open(layout.frame, structure, self._snapshot)
+            bounds = Bounds(state.size, self.last)
+            self.engine.open(layout.frame, structure, self._snapshot, bounds)
             while int(replica.round) < self.last:
                 replica, digest, report = self._round(replica, local, digest)
                 if report is not None:
@@ -192,6 +201,8 @@ class Loop:
                     return *self._take_over(quorum, local), None
                 with seconds.spent("check"):
                     own = local.nothing(quorum) if behind else local.signed()
+                if len(quorum.sources) < len(quorum.workers):
+                    self.handing_on()
                 with seconds.spent("gather"):
                     frames = self.engine.gather({worker: one.frame for worker, one in own.items()})
                     if behind:  # only now, so that no peer waits for it in the gather

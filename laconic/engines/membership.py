@@ -1,30 +1,32 @@
 """Who is in a round and which state they follow, decided from signed cards.
 
 Each process shows a card at every quorum: who it is, which state it holds, where it can be reached.
-The cards travel with the membership service, which is not ours and checks nothing, so they are
-signed; a card without the token is ignored and counted. A worker whose card differs from most
-others' at its start is told what differs. Every rule here depends on the cards alone,
-so all who see them decide alike.
+The Lighthouse hands them round and lets in only who holds the token; cards are signed for this run
+as well, and every field has a type and bounds, so that a broken worker's card is refused with a
+reason. Every rule here depends on the cards alone, so all who see them decide alike.
 """
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from laconic.engines.address import LAST_PORT
 from laconic.engines.base import Counts, Quorum
 from laconic.engines.dead_links import Link, leave_out, link
+from laconic.engines.identity import refusal
+from laconic.engines.session import CARD_SIZE
 from laconic.engines.wire import Seal
 
-LONGEST = 4096  # characters of a card
-TOKEN, SETTINGS, STRUCTURE = "token", "settings", "structure"  # in what a card may differ from ours
-WHAT_TO_DO = {
-    TOKEN: "has another token than {}: give it theirs, in LACONIC_TOKEN or with --token-file",
-    SETTINGS: "was given other settings than {}: give all of them the same words after --",
-    STRUCTURE: "runs another task or method than {}: install the same laconic and the same data",
-}
+STRUCTURE = "structure"
+LAST_ID, LAST_TIME, LAST_ROUND = 2**31 - 1, 2**63 - 1, 2**31 - 1
+DIGEST = re.compile(r"[0-9a-f]{64}")
+NAME = re.compile(r"[\w.-]{0,128}")
+ADDRESS = re.compile(r"(?:[\w.-]{1,255}|\[[0-9a-fA-F:.%\w]{2,64}\]):([0-9]{1,5})")
+STRANGER = "a card without the run's signature"
 
 
 @dataclass(frozen=True)
@@ -53,32 +55,58 @@ class Card:
     cut: tuple[tuple[int, int], ...] = ()
 
     def show(self, seal: Seal) -> str:
-        """The card as text, signed for this run and with the token alone."""
+        """The card as text, signed for this run."""
         text = json.dumps(asdict(self), sort_keys=True)
-        signatures = [one.sign(text.encode()).hex() for one in (seal, seal.any_run)]
-        return json.dumps([text, *signatures])
+        return json.dumps([text, seal.sign(text.encode()).hex()])
 
     @classmethod
     def read(cls, seal: Seal, text: str) -> "tuple[Card | None, str]":
-        """The card in a text, if it is one, and what is wrong with its signature, "" if nothing.
-
-        What a card with another token says may be a lie.
-        """
+        """The card in a text, or None and what is wrong with it."""
         try:
-            if len(text) > LONGEST:
-                return None, TOKEN
-            body, for_run, for_any = json.loads(text)
+            if len(text) > CARD_SIZE:
+                return None, STRANGER
+            body, signature = json.loads(text)
+            if not seal.verify(bytes.fromhex(signature), body.encode()):
+                return None, STRANGER
             fields = json.loads(body)
             lists = {"awaits": tuple(fields["awaits"]), "cut": _pairs(fields["cut"])}
             card = cls(**(fields | lists))
-            if not all(type(x) is int for x in (card.worker, card.born, card.least)):
-                return None, TOKEN
-            if seal.verify(bytes.fromhex(for_run), body.encode()):
-                return card, ""
-            known = seal.any_run.verify(bytes.fromhex(for_any), body.encode())
-            return card, SETTINGS if known else TOKEN
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None, TOKEN
+            return None, STRANGER
+        wrong = card.fault()
+        return (None, f"a card with an impossible {wrong}") if wrong else (card, "")
+
+    def fault(self) -> str:
+        """The first field whose value is none that a worker can have; "" if there is none."""
+        checks = {
+            "worker": _whole(self.worker, LAST_ID),
+            "born": _whole(self.born, LAST_TIME),
+            "turn": _whole(self.turn, LAST_TIME),
+            "round": _whole(self.round, LAST_ROUND),
+            "digest": _matches(DIGEST, self.digest),
+            "group": _matches(NAME, self.group),
+            "structure": _matches(NAME, self.structure),
+            "links": self.links == "" or is_address(self.links),
+            "state": self.state == "" or is_address(self.state),
+            "awaits": all(_whole(worker, LAST_ID) for worker in self.awaits),
+            "least": type(self.least) is int,
+            "cut": all(_whole(w, LAST_ID) and _whole(born, LAST_TIME) for w, born in self.cut),
+        }
+        return next((name for name, good in checks.items() if not good), "")
+
+
+def _whole(value: Any, last: int) -> bool:
+    return type(value) is int and 0 <= value <= last
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def is_address(value: Any) -> bool:
+    """Whether it is HOST:PORT with a port that one can listen at."""
+    found = ADDRESS.fullmatch(value) if isinstance(value, str) and value.isascii() else None
+    return found is not None and 0 < int(found[1]) <= LAST_PORT
 
 
 def _pairs(found: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
@@ -107,45 +135,45 @@ class Plan(NamedTuple):
 
 
 def accept(
-    seal: Seal, texts: Iterable[str], slots: int, structure: str, counts: Counts
-) -> tuple[dict[int, Card], list[tuple[str, Card]]]:
-    """The newest valid card of each worker id, and the cards of workers that differ, with the kind
-    of difference; all but the valid ones are refused and counted."""
+    seal: Seal,
+    texts: Iterable[str],
+    slots: int,
+    structure: str,
+    counts: Counts,
+    last: int = LAST_ROUND,
+) -> tuple[dict[int, Card], list[Card]]:
+    """The newest valid card of each worker id, and the cards of workers that run another task; all
+    but the valid ones are refused and counted. `last` is the number of rounds there are."""
     members: dict[int, Card] = {}
-    others: list[tuple[str, Card]] = []
+    others: list[Card] = []
     for text in texts:
         card, wrong = Card.read(seal, text)
-        if card is not None and not wrong and card.structure != structure:
-            wrong = STRUCTURE
-        if card is None or wrong == TOKEN:
-            said = "" if card is None else f"; it says it is worker {card.worker}"
-            counts.refuse("a stranger without the token", f"{said}. Give all workers one token.")
-        elif not 0 <= card.worker < slots:
-            counts.refuse(f"worker id {card.worker} of a run with {slots}")
+        if card is None:
+            counts.refuse(wrong)
+        elif card.worker >= slots or any(worker >= slots for worker in card.awaits):
+            counts.refuse(f"worker id {max(card.worker, *card.awaits, 0)} of a run with {slots}")
         elif not 1 <= card.least <= slots:
             counts.refuse(f"worker {card.worker} wants {card.least} of {slots} workers in a round")
-        elif wrong == SETTINGS:
-            counts.refuse(f"worker {card.worker} has other settings after --")
-        elif wrong == STRUCTURE:
+        elif card.round > last:
+            counts.refuse(f"worker {card.worker} with a round after the last")
+        elif card.structure != structure:
             counts.refuse(f"worker {card.worker} runs another task or method")
+            others.append(card)
         elif _age(card) > _age(members.get(card.worker)):
             members[card.worker] = card
-        if card is not None and wrong:
-            others.append((wrong, card))
     return members, others
 
 
-def misfit(members: dict[int, Card], others: list[tuple[str, Card]]) -> str | None:
+def misfit(members: dict[int, Card], others: list[Card]) -> str | None:
     """What to do about it if those who agree with us are fewer than those who differ; in a tie,
     the side that came last is wrong. None if we may stay."""
     if not others or len(members) > len(others):
         return None
     first = lambda cards: min(card.born for card in cards)
-    if len(members) == len(others) and first(members.values()) < first(c for _, c in others):
+    if len(members) == len(others) and first(members.values()) < first(others):
         return None
-    kinds = Counter(kind for kind, _ in others)
-    they = ", ".join(str(w) for w in sorted({card.worker for _, card in others})[:8])
-    return WHAT_TO_DO[kinds.most_common(1)[0][0]].format(f"the workers that are there ({they})")
+    they = ", ".join(str(w) for w in sorted({card.worker for card in others})[:8])
+    return refusal([STRUCTURE], f"the workers that are there ({they})")
 
 
 def plan(members: dict[int, Card]) -> Plan:

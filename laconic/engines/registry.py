@@ -3,13 +3,13 @@
 Adding an engine is a function here and a line in `ENGINES`.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from laconic.engines.base import Engine
+from laconic.engines.meeting import meet
 from laconic.engines.tls import Tls
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive, unknown
@@ -57,16 +57,21 @@ class Seat:
 
 
 class EngineEntry(NamedTuple):
-    """An engine; `connect` must run before JAX is used, `needs` are modules of an extra.
+    """An engine.
 
+    meet: reaches the others and gives the seal of the run they are of, before JAX is used
     restarts: whether a dead worker may come back · service: whether it needs a Lighthouse
     """
 
+    meet: Callable[[Seat, Seal], Seal]
     connect: Callable[[Seat, Seal], Engine]
-    needs: tuple[str, ...]
     restarts: bool
     service: bool
     summary: str
+
+
+def _at_the_lighthouse(seat: Seat, seal: Seal) -> Seal:
+    return meet(seat.address, seal, seat.worker, seat.waits.patience, seat.tls)
 
 
 def _torchft(seat: Seat, seal: Seal) -> Engine:
@@ -96,8 +101,8 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
     )
 
 
-def _jax_distributed(seat: Seat, seal: Seal) -> Engine:
-    from laconic.engines.jax_distributed import JaxDistributedEngine, join
+def _in_the_mesh(seat: Seat, seal: Seal) -> Seal:
+    from laconic.engines.jax_distributed import join, same_run
 
     if seat.tls is not None:
         raise LaconicError(
@@ -108,27 +113,35 @@ def _jax_distributed(seat: Seat, seal: Seal) -> Engine:
     silence = math.ceil(seat.waits.timeout)
     waits = {"heartbeat_timeout": silence, "patience": math.ceil(seat.waits.patience)}
     join(seat.address, seat.workers, seat.worker, bind=seat.bind, **waits)
+    return same_run(seal)
+
+
+def _jax_distributed(seat: Seat, seal: Seal) -> Engine:
+    from laconic.engines.jax_distributed import JaxDistributedEngine
+
     return JaxDistributedEngine()
 
 
 ENGINES: dict[str, EngineEntry] = {
     "torchft": EngineEntry(
-        _torchft, ("torch", "torchft"), True, True, "survives workers that die, stall or come back"
+        _at_the_lighthouse,
+        _torchft,
+        True,
+        True,
+        "survives workers that die, stall or come back",
     ),
     "jax-distributed": EngineEntry(
-        _jax_distributed, (), False, False, "for clusters that do not fail: one death ends all"
+        _in_the_mesh,
+        _jax_distributed,
+        False,
+        False,
+        "for clusters that do not fail: one death ends all",
     ),
 }
 
 
 def engine_entry(name: str) -> EngineEntry:
-    """An engine by name; an error if what it needs is not installed."""
+    """An engine by name."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    missing = [module for module in ENGINES[name].needs if importlib.util.find_spec(module) is None]
-    if missing:
-        raise LaconicError(
-            f"the engine {name} needs {' and '.join(missing)}, not installed here: pip install "
-            "'laconic[torchft]'."
-        )
     return ENGINES[name]

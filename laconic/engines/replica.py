@@ -51,12 +51,14 @@ class Replica(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A message on the device: its words, their fold, the norm of its Δ, whether all is finite."""
+    """A message on the device: its words, their fold, the norm of its Δ, whether all is finite, and
+    the norms of its statistics, if there are any."""
 
     words: jax.Array
     folded: jax.Array | None
     norm: jax.Array
     finite: jax.Array
+    sizes: Any = ()
 
 
 class Judged(NamedTuple):
@@ -120,7 +122,9 @@ class Programs:
         floats = all(leaf.dtype == np.float32 for leaf in self.layout.leaves)
         self._plain = dense and floats  # a body is Δ and nothing else
         zeros = jnp.zeros(self.layout.size // WORD, jnp.uint32)
-        self.absent = Measured(zeros, None, jnp.float32(0), jnp.array(True))
+        arrays = len(jax.tree.leaves(message.extra))
+        sizes = jnp.zeros(arrays, jnp.float32) if arrays else ()
+        self.absent = Measured(zeros, None, jnp.float32(0), jnp.array(True), sizes)
         self.message_bits = method.compressor.bits(replica.shared.params)
 
     def start(self) -> tuple[Replica, ClientState]:
@@ -168,13 +172,16 @@ class Programs:
     ) -> Judged:
         """The guard's verdicts on K messages, `absent` where there is none."""
         norms, finite = [one.norm for one in found], [one.finite for one in found]
-        return self._judged(replica.guard, norms, finite, weights_K, codes_K)
+        sizes = [one.sizes for one in found]
+        past, params = replica.guard, replica.shared.params
+        return self._judged(past, params, norms, finite, sizes, weights_K, codes_K)
 
     def outer(
         self, replica: Replica, found: Sequence[Measured], weights_K: np.ndarray, judged: Judged
     ) -> Replica:
         """The outer step on those of K messages that the guard let pass."""
-        combined = self._combined([one.words for one in found], weights_K, judged.codes_K)
+        words, norms = [one.words for one in found], [one.norm for one in found]
+        combined = self._combined(words, norms, weights_K, judged.codes_K)
         return self._advanced(replica, combined, judged)
 
     def digest(self, replica: Replica) -> Digest:
@@ -185,7 +192,8 @@ class Programs:
     def _workers(self, task: Task) -> Simulated:
         if self._machine is not None:
             task = self._machine.split(task)
-        return Simulated(self.method.client(task), self.method.compressor)
+        method = self.method
+        return Simulated(method.client(task), method.compressor, method.aggregate)
 
     def _stream_shapes(self) -> Any:
         feed = self.task.feed
@@ -204,7 +212,8 @@ class Programs:
     def _init(self, task: Task) -> tuple[Replica, ClientState]:
         state = init_round(task, self._workers(task), self.server, len(self.mine), self.seed)
         accepted_K = jnp.full(self.K, -1, jnp.int32)
-        fresh = guard.init_guard(self.K)
+        # what a worker sends beside Δ is its model state, so both have as many arrays
+        fresh = guard.init_guard(self.K, len(jax.tree.leaves(state.shared.model_state)))
         return Replica(state.shared, state.outer, state.round, fresh, accepted_K), state.clients
 
     def _state(self, shared: Shared, outer: Any, round: jax.Array) -> RoundState:
@@ -225,7 +234,7 @@ class Programs:
         )
         return workers.map(phase)(shared, clients, (items.batches, items.keys))
 
-    def _measure(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _measure(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, ...]:
         folded, square = fold(key, words)
         return folded, *guard.measure(words, self._open, square if self._plain else None)
 
@@ -237,19 +246,33 @@ class Programs:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like)
 
     def _judge(
-        self, state: guard.GuardState, norms: Any, finite: Any, weights_K: Any, codes_K: Any
+        self,
+        past: guard.GuardState,
+        params: Any,
+        norms: Any,
+        finite: Any,
+        sizes: Any,
+        weights_K: Any,
+        codes_K: Any,
     ) -> Judged:
-        norms_K, finite_K = jnp.stack(norms), jnp.stack(finite)
-        return Judged(*guard.judge(state, norms_K, finite_K, weights_K, codes_K, self.limit))
+        measured = (jnp.stack(norms), jnp.stack(finite), weights_K, codes_K)
+        sizes_KA = jnp.stack(sizes) if jax.tree.leaves(sizes) else ()
+        scale = jnp.maximum(guard.norm_of(params), 1.0)
+        return Judged(*guard.judge(past, *measured, self.limit, sizes_KA, scale))
 
     def _combine(
-        self, words: list[jax.Array], weights_K: jax.Array, codes_K: jax.Array
+        self,
+        words: list[jax.Array],
+        norms: list[jax.Array],
+        weights_K: jax.Array,
+        codes_K: jax.Array,
     ) -> Combined:
         good_K = codes_K == guard.CODE["ok"]
         # Each cleared before they are stacked, so that no optimizer ever sees what was refused. The
         # other way round XLA's CPU code reads every number through a branch, five times as slowly.
         clean = [_erase(good_K[k], unpack(self.layout, one)) for k, one in enumerate(words)]
         delta, extra = jax.tree.map(lambda *xs: jnp.stack(xs), *clean)
+        weights_K = guard.bounded(jnp.stack(norms), weights_K, good_K, self.limit)
         messages = Message(delta, extra, jnp.where(good_K, weights_K, 0.0))
         return self._workers(self.task).combine(messages, self.server.outer.combine, self._zeros())
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO, NamedTuple
 
+from laconic.engines.base import Refused
 from laconic.errors import LaconicError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds before a restart; doubled each time
@@ -219,7 +220,7 @@ class Supervisor:
             member.done = True
         elif member.until is None:
             pause = member.mourn(time.monotonic() - member.begun)
-            if member.counted > self._restarts:
+            if member.counted > self._restarts or status == Refused.status:
                 raise LaconicError(self._verdict(name, member, status))
             member.due = time.monotonic() + pause
             count = f"restart {member.counted} of {self._restarts}"

@@ -21,9 +21,9 @@ import numpy as np
 
 from laconic.engines import membership
 from laconic.engines.address import reached_at, split_address, with_port
-from laconic.engines.base import Counts, Digest, Frame, Interrupted, Quorum, Snapshot
-from laconic.engines.lighthouse import PAUSE, LighthouseLink
+from laconic.engines.base import Bounds, Counts, Digest, Frame, Interrupted, Quorum, Snapshot
 from laconic.engines.links import Links
+from laconic.engines.meeting import PAUSE, Caller, LighthouseLink
 from laconic.engines.membership import Card, Plan
 from laconic.engines.tls import Tls
 from laconic.engines.transfer import StateServer, answers, fetch_state
@@ -111,20 +111,23 @@ class TorchFTEngine:
         self._awaits: tuple[int, ...] = tuple(range(slots))
         self._closers: list[StateServer | LighthouseLink | Links] = []
 
-    def open(self, size: int, structure: bytes, snapshot: Snapshot) -> None:
+    def open(
+        self, size: int, structure: bytes, snapshot: Snapshot, bounds: Bounds = Bounds()
+    ) -> None:
         """Start to listen and to give signs of life."""
         seconds = self._timeouts
+        self._bounds = bounds
         self._size = size
         self._structure = structure.hex()
         waits = {"silence": seconds.silence, "timeout": seconds.gather, "tls": self._tls}
         who = (self._seal, self.worker, self.slots)
         self._links = Links(*who, self._bind, self._host, self.counts, **waits)
         self._closers = [self._links]
-        self._state = StateServer(self._seal, self._bind, snapshot, seconds.heal, self.counts)
+        serves = (self._seal, self._bind, snapshot, seconds.heal, self.counts, self._tls)
+        self._state = StateServer(*serves)
         self._closers.append(self._state)
-        name = f"{self.worker:06d}:{self._born}"
-        where = (self._lighthouse, self._bind, self._host, self._links.address)
-        self._link = LighthouseLink(name, *where, seconds.heartbeat, seconds.patience)
+        caller = Caller(self._lighthouse, self._seal, self.worker, self._born, tls=self._tls)
+        self._link = LighthouseLink(caller, seconds.heartbeat, seconds.patience)
         self._closers.append(self._link)
         self._await(self._awaits, seconds.patience)
 
@@ -203,12 +206,12 @@ class TorchFTEngine:
             cut=tuple((w, self._seen[w]) for w in self._links.unreachable if w in self._seen),
         )
         seconds, shown = self._timeouts, card.show(self._seal)
-        texts = self._link.ask(round + 1, shown, seconds.ask, seconds.lost)
+        texts = self._link.ask(shown, seconds.ask, seconds.lost)
         if texts is None:
             self._await_peers()
             return None
         ours = (self._seal, texts, self.slots, self._structure)
-        members, others = membership.accept(*ours, self.counts)
+        members, others = membership.accept(*ours, self.counts, self._bounds.rounds)
         self._check_fit(members, others)
         self._links.forget({worker: card.links for worker, card in members.items()})
         self._seen = {worker: card.born for worker, card in members.items()}
@@ -224,7 +227,7 @@ class TorchFTEngine:
         # Another card than the last one shown is the late answer to a question that timed out.
         return membership.plan(members) if mine is not None and mine.turn == self._turn else None
 
-    def _check_fit(self, members: dict[int, Card], others: list[tuple[str, Card]]) -> None:
+    def _check_fit(self, members: dict[int, Card], others: list[Card]) -> None:
         """End a worker that most others refuse, before its first quorum and at the second sight of
         them: the first may be the question of a process that is gone."""
         starts = self._yields and self._plan is None
@@ -253,7 +256,7 @@ class TorchFTEngine:
             cards = () if self._plan is None else self._plan.cards
             seconds = self._timeouts.grace
             others = [card for card in cards if card.worker != self.worker]
-            reached = {c.worker for c in others if answers(self._seal, c.state, seconds)}
+            reached = {c.worker for c in others if answers(self._seal, c.state, seconds, self._tls)}
             self._awaits = tuple(w for w in self._awaits if w in reached)
             self._awaits_until = time.monotonic() + seconds
         return self._awaits
@@ -304,7 +307,8 @@ class TorchFTEngine:
         for source in (*quorum.sources[start:], *quorum.sources[:start]):
             wanted = addresses[source], quorum.round, quorum.digest
             try:
-                return fetch_state(self._seal, *wanted, self._timeouts.heal, self.counts)
+                heal, most = self._timeouts.heal, self._bounds.state
+                return fetch_state(self._seal, *wanted, heal, self.counts, most, self._tls)
             except Interrupted as error:
                 reasons.append(str(error))
         raise Interrupted(" ".join(reasons))

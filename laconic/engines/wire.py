@@ -27,7 +27,7 @@ import hmac
 import json
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from laconic.engines.base import Frame
+from laconic.engines.identity import Identity, short_hash
 from laconic.errors import LaconicError
 
 MAGIC, VERSION = b"LACN", 1
@@ -108,25 +109,34 @@ class Layout:
 
 @dataclass(frozen=True)
 class Seal:
-    """The shared token of a run and the run's name: they sign messages and check signatures."""
+    """The shared token of a run and the run's identity: they sign messages and check signatures."""
 
     token: bytes
-    run: bytes  # 16 bytes
+    identity: Identity
 
     @classmethod
     def of(cls, token: str, run: str) -> "Seal":
-        """From a secret, non-empty token and a name, both the same for all workers of a run."""
+        """From a secret, non-empty token and words that only this run has."""
+        return cls.by(token, Identity(settings=short_hash(run)))
+
+    @classmethod
+    def by(cls, token: str, identity: Identity) -> "Seal":
+        """From a secret, non-empty token and what all workers of a run have in common."""
         if not token:
             raise LaconicError(
                 "an engine needs a token that all its workers share: give each the same secret "
                 "text."
             )
-        return cls(token.encode(), hashlib.sha256(run.encode()).digest()[:16])
+        return cls(token.encode(), identity)
+
+    def of_run(self, run: str) -> "Seal":
+        """The same seal for the run of that id."""
+        return replace(self, identity=replace(self.identity, run=run))
 
     @cached_property
-    def any_run(self) -> "Seal":
-        """The same token without a run: it tells another token from other settings."""
-        return Seal(self.token, bytes(len(self.run)))
+    def run(self) -> bytes:
+        """The identity in 16 bytes."""
+        return hashlib.sha256(self.identity.text.encode()).digest()[:16]
 
     @cached_property
     def fold_key(self) -> np.ndarray:

@@ -22,9 +22,9 @@ from laconic.client import Work
 from laconic.data.feed import Resident
 from laconic.data.partition import client_sizes, deal, deal_by_class, generator
 from laconic.errors import LaconicError
+from laconic.means import positive
 from laconic.round import Items, RoundState, presence, worker_keys
 from laconic.tasks.base import Task
-from laconic.workers import positive
 
 # Random streams beside the clients', whose ids are smaller.
 SAMPLING = (1 << 20) + 2

@@ -190,8 +190,10 @@ def tally(
     asked: Sequence[int],
     good: Sequence[Reply],
     bad: Sequence[Refused],
+    bounded: int,
 ) -> MetricRecord:
-    """The metrics and how many clients counted, were dropped (and why), failed or kept silent."""
+    """The metrics and how many clients counted (and with less weight than they claimed, if any),
+    were dropped (and why), failed or kept silent."""
     reasons = Counter(one.reason for one in bad)
     failed = reasons.pop("failed", 0)
     silent = len(asked) - len({one.node for one in (*good, *bad)} & set(asked))
@@ -203,6 +205,7 @@ def tally(
     counts |= {
         f"dropped-{reason.replace(' ', '-')}": count for reason, count in sorted(reasons.items())
     }
+    counts |= {"clients-bounded": bounded} if bounded else {}
     return MetricRecord({**(metrics or {}), **counts})
 
 

@@ -16,6 +16,7 @@ from laconic.engines import guard
 from laconic.errors import LaconicError, require_positive
 from laconic.flower.model import Arrays, Model, weighted_mean
 from laconic.flower.replies import Refused, Reply
+from laconic.means import MEAN, RobustMean
 from laconic.methods import definition_of, optimizer_sha256, parse_method
 from laconic.outer import OuterOptimizer
 from laconic.outer.base import told
@@ -23,6 +24,7 @@ from laconic.runs.folder import is_another
 from laconic.runs.settings import read_config, require_same
 from laconic.store import checkpoint
 from laconic.store.records import plain
+from laconic.workers import check_robust
 
 FLOWERS_MINIMUM = 2  # of clients to sample, unless told otherwise
 # a fraction of nodes that rounds down to nobody, so that the minimum decides how many are sampled
@@ -90,41 +92,51 @@ def _named(
 
 
 class ServerState(NamedTuple):
-    """The outer optimizer's accumulators, and the guard's usual norm."""
+    """The outer optimizer's accumulators, the guard's usual norm, and its usual norm of each
+    averaged array, in the order of their names, if there are any."""
 
     outer: Any
     usual: jax.Array
+    statistics: Any = ()
 
 
 class Limits(NamedTuple):
-    """How many times the usual norm of Δ, and the median weight, a reply may have."""
+    """How many times the usual norm of Δ and of each averaged array, and the median weight, a reply
+    may have."""
 
     norm: float = guard.LIMIT
     weight: float = 100.0
 
 
 class OuterServer:
-    """An outer optimizer and the guard before it, compiled."""
+    """An outer optimizer, the guard before it, and how replies become one, compiled."""
 
-    def __init__(self, outer: OuterOptimizer, limits: Limits) -> None:
+    def __init__(
+        self, outer: OuterOptimizer, limits: Limits, aggregate: RobustMean | None = None
+    ) -> None:
         require_positive(norm_limit=limits.norm, weight_limit=limits.weight)
-        self.outer, self.limits = outer, limits
+        check_robust(aggregate, outer.combine)
+        self.outer, self.limits, self.aggregate = outer, limits, aggregate
         self._init = jax.jit(outer.tx.init)
         self._judge = jax.jit(partial(guard.judge, limit=limits.norm))
+        self._bounded = jax.jit(partial(guard.bounded, limit=limits.norm))
         self._update = jax.jit(self._step)
+        self._robust = None if aggregate is None else jax.jit(aggregate.combine)
 
     def told(self, local_steps: int | None, rounds: int) -> "OuterServer":
         """The same for a run of so many local steps and rounds, where that matters."""
-        return OuterServer(told(self.outer, None, local_steps, rounds), self.limits)
+        return OuterServer(told(self.outer, None, local_steps, rounds), self.limits, self.aggregate)
 
-    def init(self, params: Arrays) -> ServerState:
+    def init(self, model: Model, arrays: Arrays) -> ServerState:
         """The state before the first round."""
-        return ServerState(self._init(params), guard.init_guard(0).usual)
+        past = guard.init_guard(0, len(model.averaged))
+        return ServerState(self._init(model.params(arrays)), past.usual, past.statistics)
 
     def judge(
-        self, state: ServerState, replies: Sequence[Reply]
+        self, state: ServerState, model: Model, before: Arrays, replies: Sequence[Reply]
     ) -> tuple[list[Reply], list[Refused], ServerState]:
-        """The replies that may count, those that may not, and the next state."""
+        """The replies that may count, some with less weight, those that may not, and the next
+        state."""
         if not replies:
             return [], [], state
         norms_K = np.array([_norm(reply.delta) for reply in replies])
@@ -133,20 +145,25 @@ class OuterServer:
         heavy_K = self._heavy([reply.weight for reply in replies])
         codes_K = np.where(heavy_K, guard.CODE["weight"], guard.CODE["ok"]).astype(np.int32)
         K = len(replies)
-        past = guard.GuardState(state.usual, jnp.zeros(K, jnp.int32))
-        finite_K, weights_K = np.ones(K, bool), np.ones(K, np.float32)
-        verdicts_K, past = self._judge(past, norms_K, finite_K, weights_K, codes_K)
+        past = guard.GuardState(state.usual, jnp.zeros(K, jnp.int32), state.statistics)
+        finite_K, same_K = np.ones(K, bool), np.ones(K, np.float32)
+        sizes_KA = _sizes(replies, model)
+        scale = np.float32(max(1.0, _norm(model.params(before))))
+        verdicts_K, past = self._judge(
+            past, norms_K, finite_K, same_K, codes_K, sizes_KA=sizes_KA, scale=scale
+        )
+        codes_K = np.asarray(verdicts_K)
+        good_K = codes_K == guard.CODE["ok"]
+        weights_K = np.array([reply.weight for reply in replies])
+        most_K = np.asarray(self._bounded(norms_K, weights_K.astype(np.float32), good_K))
         good, bad = [], []
-        for reply, norm, code in zip(replies, norms_K, np.asarray(verdicts_K), strict=True):
-            if code == guard.CODE["ok"]:
-                good.append(reply)
-            elif code == guard.CODE["weight"]:
-                detail = f"its weight of {reply.weight:g} is far above the others'"
-                bad.append(Refused(reply.node, "weight", detail))
+        for k, reply in enumerate(replies):
+            if good_K[k]:
+                heavy = most_K[k] < np.float32(reply.weight)
+                good.append(reply._replace(weight=float(most_K[k])) if heavy else reply)
             else:
-                detail = f"the norm of its change, {norm:g}, is far above the usual"
-                bad.append(Refused(reply.node, "norm", detail))
-        return good, bad, ServerState(state.outer, past.usual)
+                bad.append(_refused(reply, guard.REASONS[codes_K[k]], norms_K[k]))
+        return good, bad, ServerState(state.outer, past.usual, past.statistics)
 
     def step(
         self,
@@ -162,7 +179,7 @@ class OuterServer:
             return before, state
         deltas = {reply.node: reply.delta for reply in counting}
         weights = {reply.node: reply.weight for reply in counting}
-        mean = weighted_mean(list(deltas.values()), list(weights.values()))
+        mean, averaged = self._mean(counting)
         seen: dict[str, Any] = {}
         if self.outer.tell is not None:  # it asks how many count
             seen["weights"] = np.array(list(weights.values()), np.float32)
@@ -173,16 +190,35 @@ class OuterServer:
             weights_K = [weights.get(node, 0.0) for node in slots]
             seen = {"worker_deltas": stacked, "weights": np.array(weights_K, np.float32)}
         elif self.outer.combine == "norms":  # of those that count
-            squares = {name: [_square(d[name]) for d in deltas.values()] for name in mean}
-            seen = {
-                "worker_squares": {name: np.array(x, np.float32) for name, x in squares.items()},
-                "weights": np.array(list(weights.values()), np.float32),
-            }
+            each = {name: [_square(d[name]) for d in deltas.values()] for name in mean}
+            squares = {name: np.array(x, np.float32) for name, x in each.items()}
+            weights_K = np.array(list(weights.values()), np.float32)
+            if self.aggregate is not None:
+                squares = self.aggregate.squares(squares, jnp.asarray(weights_K))
+            seen = {"worker_squares": squares, "weights": weights_K}
         updates, outer = self._update(mean, state.outer, model.params(before), seen)
         after = model.moved(before, jax.tree.map(np.asarray, updates))
-        if model.averaged:
-            after |= weighted_mean([reply.averaged for reply in counting], list(weights.values()))
+        after |= averaged
         return {name: after[name] for name in model.forms}, state._replace(outer=outer)
+
+    def _mean(self, replies: Sequence[Reply]) -> tuple[Arrays, Arrays]:
+        """The combined change, and the combined averaged arrays in their own dtypes."""
+        deltas = [reply.delta for reply in replies]
+        averaged = [reply.averaged for reply in replies]
+        if self._robust is None:
+            weights = [reply.weight for reply in replies]
+            return weighted_mean(deltas, weights), weighted_mean(averaged, weights)
+        floats = [{n: x for n, x in one.items() if x.dtype.kind == "f"} for one in averaged]
+        stack = lambda trees: {n: np.stack([t[n] for t in trees]) for n in trees[0]}
+        combined = self._robust(stack(deltas), stack(floats), np.ones(len(replies), np.float32))
+        delta, found, _ = jax.tree.map(np.asarray, combined)
+        # JAX would cut whole numbers to 32 bits.
+        whole = {
+            n: np.sort(np.stack([one[n] for one in averaged]), axis=0)[(len(replies) - 1) // 2]
+            for n, x in averaged[0].items()
+            if x.dtype.kind != "f"
+        }
+        return delta, {**{n: x.astype(averaged[0][n].dtype) for n, x in found.items()}, **whole}
 
     def _step(self, mean: Any, state: Any, params: Any, seen: dict[str, Any]) -> Any:
         return self.outer.tx.update(mean, state, params, **seen)
@@ -192,6 +228,29 @@ class OuterServer:
         present = sorted(weight for weight in weights if weight > 0)
         usual = present[(len(present) - 1) // 2] if present else 0.0
         return np.array([weight > self.limits.weight * usual for weight in weights])
+
+
+def _refused(reply: Reply, reason: str, norm: float) -> Refused:
+    details = {
+        "weight": f"its weight of {reply.weight:g} is far above the others'",
+        "norm": f"the norm of its change, {norm:g}, is far above the usual",
+        "statistics": "an averaged array is far larger than the others', or a variance negative",
+    }
+    return Refused(reply.node, reason, details[reason])
+
+
+def _sizes(replies: Sequence[Reply], model: Model) -> Any:
+    """The norms of the replies' averaged arrays, [replies, arrays], infinite for a negative
+    variance."""
+    if not model.averaged:
+        return ()
+
+    def size(name: str, x: np.ndarray) -> float:
+        return np.inf if guard.is_variance(name) and (x < 0).any() else np.sqrt(_square(x))
+
+    rows = [[size(n, one.averaged[n]) for n in sorted(model.averaged)] for one in replies]
+    with np.errstate(over="ignore"):
+        return np.array(rows, np.float64).astype(np.float32)
 
 
 def _norm(delta: Arrays) -> float:
@@ -221,27 +280,39 @@ class Settings:
     optimizer: str = "own"
     layout: str = "torch"
     averaged: tuple[str, ...] = ()
+    aggregate: str = MEAN
 
 
-def _settings(label: str, model: Model) -> Settings:
-    return Settings(label, model.layout, tuple(sorted(model.averaged)))
+class About(NamedTuple):
+    """The names of an optimizer and of a mean, and the model they train."""
+
+    label: str
+    aggregate: str
+    model: Model
+
+    @property
+    def settings(self) -> Settings:
+        """As a file holds them."""
+        averaged = tuple(sorted(self.model.averaged))
+        return Settings(self.label, self.model.layout, averaged, self.aggregate)
 
 
-def save_round(path: Path, label: str, model: Model, saved: Saved) -> None:
+def save_round(path: Path, about: About, saved: Saved) -> None:
     """Replace the file; a crash leaves the old one."""
     meta = {
         "kind": "flower-strategy",
-        **plain(_settings(label, model)),
-        "optimizer_sha256": optimizer_sha256(label),
-        "forms": _forms(model),
+        **plain(about.settings),
+        "optimizer_sha256": optimizer_sha256(about.label),
+        "forms": _forms(about.model),
         "round": saved.round,
         "history": _converted(saved.history, float, float.hex),
     }
     checkpoint.save(path, {"model": _bytes(saved.arrays), "state": saved.state}, meta)
 
 
-def load_round(path: Path, label: str, model: Model, arrays: Arrays, state: ServerState) -> Saved:
+def load_round(path: Path, about: About, arrays: Arrays, state: ServerState) -> Saved:
     """What the file holds, if it fits this optimizer and model; `arrays`, `state`: fresh ones."""
+    label, model = about.label, about.model
     meta = checkpoint.peek(path)
     if meta.get("kind") != "flower-strategy":
         raise LaconicError(
@@ -259,7 +330,7 @@ def load_round(path: Path, label: str, model: Model, arrays: Arrays, state: Serv
         )
     known = {f.name: meta[f.name] for f in fields(Settings) if f.name in meta}
     theirs = read_config(Settings, known, str(path))
-    require_same(str(path), plain(theirs), plain(_settings(label, model)))
+    require_same(str(path), plain(theirs), plain(about.settings))
     if is_another(meta, optimizer_sha256(label)):
         raise LaconicError(
             f"{path} was begun with another {label} than there is now: give another path."

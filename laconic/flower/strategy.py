@@ -21,6 +21,7 @@ from laconic.errors import LaconicError
 from laconic.flower import server
 from laconic.flower.model import AVERAGED, Arrays, Model, all_finite, check_form
 from laconic.flower.replies import LOG, aggregate, arrays_of, read_all, record_of, scores, tally
+from laconic.means import MEAN, parse_aggregate
 from laconic.outer import OuterOptimizer
 
 PAUSE = 0.5  # seconds between two looks for replies
@@ -84,8 +85,11 @@ class LearnedStrategy(FedAvg):
             are; whole numbers are never trained.
         checkpoint: a file that is replaced after every round; if it exists at the start, the run
             resumes from it.
-        norm_limit: a client is dropped if the norm of its change is more than this many times the
-            usual one.
+        aggregate: how replies become one: "mean", or a robust mean as `laconic compare` spells it:
+            "median", "trimmed:0.2", "krum:f=1", "multi-krum:f=1", "clip:1", "centred-clip:1".
+        norm_limit: a client is dropped if the norm of its change, or of an averaged array, is more
+            than this many times the usual one; one whose weight × norm is more than this many times
+            the usual counts with less weight.
         weight_limit: a client is dropped if its weight is more than this many times the round's
             median.
         patience: how many times as long as the median client to wait for the rest; None: as Flower
@@ -108,6 +112,7 @@ class LearnedStrategy(FedAvg):
         layout: str = "torch",
         averaged: Sequence[str] = AVERAGED,
         checkpoint: str | os.PathLike[str] | None = None,
+        aggregate: str = MEAN,
         norm_limit: float = server.Limits().norm,
         weight_limit: float = server.Limits().weight,
         patience: float | None = None,
@@ -148,7 +153,9 @@ class LearnedStrategy(FedAvg):
         self.patience = patience
         self.local_steps = local_steps
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._server = server.OuterServer(chosen.outer, server.Limits(norm_limit, weight_limit))
+        self.aggregate = aggregate
+        limits = server.Limits(norm_limit, weight_limit)
+        self._server = server.OuterServer(chosen.outer, limits, parse_aggregate(aggregate))
         self._forget()
 
     def _forget(self) -> None:
@@ -164,6 +171,7 @@ class LearnedStrategy(FedAvg):
         clients = self._server.outer.workers
         sampled = "" if clients is None else f", {clients} clients a round"
         LOG.info("\t├──> Outer optimizer: %s%s", self.label, sampled)
+        LOG.info("\t├──> Robust mean: %s", self.aggregate if self._server.aggregate else "none")
         LOG.info("\t├──> Checkpoint: %s", self.checkpoint or "none")
         super().summary()
 
@@ -182,7 +190,8 @@ class LearnedStrategy(FedAvg):
         self._server = self._server.told(self.local_steps, num_rounds)
         model, state = self._begin(initial_arrays)
         if self.checkpoint is not None and self.checkpoint.exists():
-            saved = server.load_round(self.checkpoint, self.label, model, self._before, state)
+            about = server.About(self.label, self.aggregate, model)
+            saved = server.load_round(self.checkpoint, about, self._before, state)
             self._resume(saved, num_rounds)
         horizon = self._server.outer.horizon
         if horizon is not None and num_rounds > horizon:
@@ -228,19 +237,27 @@ class LearnedStrategy(FedAvg):
         assert self._state is not None
         key = self.weighted_by_key
         good, bad = read_all(replies, self._asked, self._model, self._before, key)
-        good, far, state = self._server.judge(self._state, good)
+        claimed = {reply.node: reply.weight for reply in good}
+        good, far, state = self._server.judge(self._state, self._model, self._before, good)
         bad += far
         for one in bad:
             LOG.warning("aggregate_train: %s", one)
+        bounded = [reply for reply in good if reply.weight < claimed[reply.node]]
+        for one in bounded:
+            said = "aggregate_train: node %s counts with weight %g instead of %g"
+            LOG.warning(said, one.node, one.weight, claimed[one.node])
+        self._warn_of_few(len(good))
         after, self._state = self._server.step(state, self._model, self._before, good, self._asked)
         self._before = self._sound(server_round, after)
         LOG.info("aggregate_train: %d of %d clients count", len(good), len(self._asked))
         contents = [reply.content for reply in good]
         metrics = aggregate(contents, key, self.train_metrics_aggr_fn)
-        metrics = self._note("train", server_round, tally(metrics, self._asked, good, bad))
+        counts = tally(metrics, self._asked, good, bad, len(bounded))
+        metrics = self._note("train", server_round, counts)
         if self.checkpoint is not None:
             saved = server.Saved(server_round, self._before, self._state, self._history)
-            server.save_round(self.checkpoint, self.label, self._model, saved)
+            about = server.About(self.label, self.aggregate, self._model)
+            server.save_round(self.checkpoint, about, saved)
         return record_of(self._before), metrics
 
     def configure_evaluate(
@@ -268,8 +285,15 @@ class LearnedStrategy(FedAvg):
         self._before = arrays_of(arrays)
         if self._model is None or self._state is None:
             self._model = Model.of(self._before, self.averaged, self.layout)
-            self._state = self._server.init(self._model.params(self._before))
+            self._state = self._server.init(self._model, self._before)
         return self._model, self._state
+
+    def _warn_of_few(self, counted: int) -> None:
+        """A robust mean of fewer replies than it needs withstands fewer attackers than it says."""
+        robust = self._server.aggregate
+        if robust is not None and counted < robust.least:
+            said = "aggregate_train: %s needs %d replies to withstand its attackers, and %d count"
+            LOG.warning(said, robust.name, robust.least, counted)
 
     def _resume(self, saved: server.Saved, num_rounds: int) -> None:
         if saved.round > num_rounds:

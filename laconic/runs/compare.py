@@ -23,6 +23,7 @@ from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.federated.population import Federated
 from laconic.fragments import Fragments
+from laconic.means import name_of, parse_aggregate
 from laconic.method import Method, Setting, seeds_from
 from laconic.methods import TUNED
 from laconic.runs.early import Looks, check_patience, watched
@@ -109,6 +110,9 @@ class CompareConfig:
     compress: str = "dense"
     """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
     topk:0.01+int8+ef."""
+    aggregate: str = "mean"
+    """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
+    krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
     topology: Literal["server", "all-gather", "ring"] = "server"
     """How messages travel, for counting bits."""
     link: str | None = None
@@ -266,7 +270,8 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
     link: Link | None = None if config.link is None else parse_link(config.link)
     step = None if config.step_time is None else parse_duration(config.step_time)
     compressor = parse_compressor(config.compress)
-    methods = methods_of(config.optimizers, config.workers, compressor)
+    aggregate = parse_aggregate(config.aggregate)
+    methods = methods_of(config.optimizers, config.workers, compressor, aggregate)
     mesh = worker_mesh(config.devices) if config.devices > 1 else None
     options = Options(
         config.topology, link, step, config.target_loss, config.on_nan == "continue", mesh
@@ -424,6 +429,7 @@ def _run_method(
         setting = replace(simulation.setting, seeds_at_once=seeds_at_once)
         simulation = Simulation(simulation.task, simulation.method, setting, options.mesh)
     label, setting = simulation.method.label, simulation.setting
+    aggregate = simulation.method.aggregate
     state, history = _begin(simulation, place)
     done = history.train.shape[1]
     observer.begin(label, setting.rounds, done)
@@ -475,6 +481,7 @@ def _run_method(
         "rounds_per_second": round(done / max(history.seconds, 1e-9), 1),
         "optimizer_sha256": simulation.method.optimizer_sha256,
         **({"early": early} if early else {}),
+        **({"aggregate": name_of(aggregate)} if aggregate else {}),
     }
 
 

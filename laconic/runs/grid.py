@@ -22,13 +22,14 @@ from laconic.compress import DENSE, Compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError
 from laconic.federated.population import Population, draw_population
-from laconic.method import Method, Point, Setting
+from laconic.means import RobustMean
+from laconic.method import Method, Point, Setting, check_workers
 from laconic.methods import parse_swept
 from laconic.outer.base import told
 from laconic.round import RoundState, Server, communication_round, draw_items, init_round, mean_loss
 from laconic.runs.estimate import Program, Trial, compiled, seconds_of
 from laconic.runs.measure import all_finite, heldout_metrics
-from laconic.runs.simulate import keys_of, population_for
+from laconic.runs.simulate import check_control, keys_of, population_for
 from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
@@ -49,9 +50,17 @@ class Outcome(NamedTuple):
 
 
 class Sweep:
-    """One method on one task, ready to run chunks of points; all points share the compressor."""
+    """One method on one task, ready to run chunks of points; all points share the compressor and
+    the mean."""
 
-    def __init__(self, task: Task, method: str, setting: Setting, compressor: Compressor = DENSE):
+    def __init__(
+        self,
+        task: Task,
+        method: str,
+        setting: Setting,
+        compressor: Compressor = DENSE,
+        aggregate: RobustMean | None = None,
+    ):
         self.definition = parse_swept(method)
         client, outer = self.definition.build(setting.workers, {})  # checks K
         if not isinstance(task.feed, Resident):
@@ -68,7 +77,10 @@ class Sweep:
         self.method = method
         self.setting = setting
         self.compressor = compressor
-        default = Method(method, client, outer, compressor)
+        self.aggregate = aggregate
+        default = Method(method, client, outer, compressor, aggregate=aggregate)
+        check_workers(default, setting.workers)
+        check_control(default, task)
         self.plan, self._population = population_for(task, default, setting)
         self._start = jax.jit(self._init)
         self._look = jax.jit(self._seen)
@@ -79,7 +91,8 @@ class Sweep:
         H = self.setting.local_steps if self.plan is None else self.plan.local_steps
         outer = told(outer, self.setting.workers, H, self.setting.rounds)
         share = 1.0 if self.plan is None else self.plan.share
-        return Simulated(client(task), self.compressor), Server(outer, share_of_clients=share)
+        workers = Simulated(client(task), self.compressor, self.aggregate)
+        return workers, Server(outer, share_of_clients=share)
 
     def _init(self, task: Task, numbers_P: Any, keys_S: jax.Array) -> RoundState:
         def one(key: jax.Array, numbers: Any) -> RoundState:

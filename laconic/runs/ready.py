@@ -9,6 +9,7 @@ import optax
 from laconic.compress import Compressor
 from laconic.errors import LaconicError
 from laconic.local import LocalOptimizer
+from laconic.means import RobustMean
 from laconic.method import Method, local_method
 from laconic.methods import parse_method
 from laconic.outer import OuterOptimizer, from_optax
@@ -32,19 +33,26 @@ def is_ready(given: Any) -> bool:
     return not isinstance(given, str)
 
 
-def methods_of(optimizers: Sequence[Any], K: int, compressor: Compressor) -> list[Method]:
+def methods_of(
+    optimizers: Sequence[Any],
+    K: int,
+    compressor: Compressor,
+    aggregate: RobustMean | None = None,
+) -> list[Method]:
     """The methods that words and objects stand for, in order."""
     if isinstance(optimizers, str) or type(optimizers) not in (tuple, list):
         raise LaconicError(f"optimizers is a tuple; each is {TAKEN}.")
     return [
-        _ready_method(given, K, compressor, place)
+        _ready_method(given, K, compressor, aggregate, place)
         if is_ready(given)
-        else parse_method(given, K, compressor)
+        else parse_method(given, K, compressor, aggregate=aggregate)
         for place, given in enumerate(optimizers, start=1)
     ]
 
 
-def _ready_method(given: Any, K: int, compressor: Compressor, place: int) -> Method:
+def _ready_method(
+    given: Any, K: int, compressor: Compressor, aggregate: RobustMean | None, place: int
+) -> Method:
     label = f"own-{place}"
     named = type(given) is tuple and len(given) == 2 and isinstance(given[0], str) and given[0]
     if named:
@@ -54,12 +62,12 @@ def _ready_method(given: Any, K: int, compressor: Compressor, place: int) -> Met
     if isinstance(given, Published):
         given.check_workers(K)
         title = label if named else given.name
-        method = local_method(title, given.recommended_local, given.outer(), compressor)
+        method = local_method(title, given.recommended_local, given.outer(), compressor, aggregate)
         return replace(method, name=given.name, optimizer_sha256=given.sha256)
     if isinstance(given, optax.GradientTransformation):
         given = from_optax(given)
     if isinstance(given, OuterOptimizer):
-        return local_method(label, LOCAL, given, compressor)
+        return local_method(label, LOCAL, given, compressor, aggregate)
     raise LaconicError(f"optimizer {place} is of type {type(given).__name__}; each is {TAKEN}.")
 
 

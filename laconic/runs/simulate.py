@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from laconic.client import Shared, gradient_client
+from laconic.client import Controlled, Shared, gradient_client
 from laconic.compress import tree_bits
 from laconic.data.feed import Streamed
 from laconic.errors import LaconicError
@@ -59,7 +59,7 @@ from laconic.show.timing import (
     server_traffic,
 )
 from laconic.tasks.base import Task
-from laconic.workers import Meshed, Simulated, Workers, check_divides
+from laconic.workers import Meshed, Simulated, Workers, check_divides, check_robust
 
 TOPOLOGIES = ("server", "all-gather", "ring")
 
@@ -120,6 +120,7 @@ class Simulation:
         if self.plan is not None:
             self.H = self.plan.local_steps
         check_workers(method, self.K)
+        check_control(method, task)
         if setting.missing >= self.K:
             raise LaconicError(
                 f"{method.label} trains on {self.K} worker, so {setting.missing} cannot be "
@@ -145,9 +146,10 @@ class Simulation:
     def _parts(self, task: Task) -> tuple[Workers, Server]:
         client = self.method.client(task)
         if self._mesh is None:
-            workers: Workers = Simulated(client, self.method.compressor)
+            workers: Workers = Simulated(client, self.method.compressor, self.method.aggregate)
         else:
-            workers = Meshed(client, self.method.compressor, self._mesh)
+            parts = (self.method.compressor, self._mesh, self.method.aggregate)
+            workers = Meshed(client, *parts)
         share = 1.0 if self.plan is None else self.plan.share
         return workers, Server(self.method.outer, share_of_clients=share)
 
@@ -337,10 +339,12 @@ class Simulation:
             return server_traffic(message, tree_bits(shared.params) + extra)
         if topology == "all-gather":
             return all_gather_traffic(message, self.K)
-        if self.method.compressor.name != "dense" or self.method.outer.combine == "gather":
+        gathers = self.method.outer.combine == "gather" or self.method.aggregate is not None
+        if self.method.compressor.name != "dense" or gathers:
             raise LaconicError(
                 f"{self.method.label}: a ring sums as it goes, so it can neither carry compressed "
-                "messages nor gather; use the topology 'server' or 'all-gather'."
+                "messages nor gather, as robust means do; use the topology 'server' or "
+                "'all-gather'."
             )
         return ring_all_reduce_traffic(message, self.K)
 
@@ -386,6 +390,17 @@ def population_for(
             "them."
         )
     return plan, jax.device_put(population)
+
+
+def check_control(method: Method, task: Task) -> None:
+    """Refuse a robust mean beside which control variates are summed, before anything runs."""
+    if method.aggregate is None:
+        return
+    client = method.client(task)
+    shared = jax.eval_shape(lambda: Shared(*task.init(jax.random.key(0))))
+    begun = jax.eval_shape(client.begin, shared)
+    control = begun.control if isinstance(begun, Controlled) else ()
+    check_robust(method.aggregate, method.outer.combine, control)
 
 
 def keys_of(seeds: Sequence[int]) -> jax.Array:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
 from laconic.federated.population import Federated
+from laconic.means import name_of, parse_aggregate
 from laconic.method import Point, Setting, seeds_from
 from laconic.methods import optimizer_sha256, parse_swept
 from laconic.runs.estimate import Forecast, Outlook, step_operations
@@ -66,6 +67,9 @@ class SweepConfig:
     unless one is given."""
     compress: str = "dense"
     """How messages are compressed, as in `laconic compare`: dense, topk:0.1+ef, int8, …"""
+    aggregate: str = "mean"
+    """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
+    krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
     seeds: int = 1
     """How many seeds each point is run with; one, by default: run the winners of a sweep with more.
     """
@@ -114,7 +118,7 @@ def sweep(
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
     about = describe(task, source, config.batch)
-    engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
+    engine = _engine(config, task, setting)
     points = [*grid, *extra]
     check_sweep(engine, points, rule)
     if engine.plan is not None:
@@ -145,8 +149,13 @@ def resume_sweep(
                 f"{folder} was begun with another {config.method} than there is now; sweep it into "
                 "another folder."
             )
-        engine = Sweep(task, config.method, setting, parse_compressor(config.compress))
+        engine = _engine(config, task, setting)
         return _finish(engine, [*grid, *extra], opened, rule, config, observer, stop)
+
+
+def _engine(config: SweepConfig, task: Task, setting: Setting) -> Sweep:
+    compressor, aggregate = parse_compressor(config.compress), parse_aggregate(config.aggregate)
+    return Sweep(task, config.method, setting, compressor, aggregate)
 
 
 def _finish(
@@ -169,6 +178,7 @@ def _parsed(config: SweepConfig) -> tuple[Setting, Rule, list[Point], list[Point
     data is read."""
     definition = parse_swept(config.method)
     parse_compressor(config.compress)
+    parse_aggregate(config.aggregate)
     seeds = seeds_from(config.first_seed, config.seeds)
     # segments of one length where that can be, as each length is compiled by itself
     every = next((n for n in range(SEGMENT, SEGMENT // 2, -1) if config.rounds % n == 0), SEGMENT)
@@ -309,7 +319,7 @@ def _record(engine: Sweep, point: Point, outcome: Outcome, p: int, rule: Rule) -
     numbers = {name: float(point[name]) for name in engine.definition.named_in(point)}
     valid = {name: value_PS[p] for name, value_PS in outcome.valid.items()}
     kept = point_record(outcome.curves[p], outcome.finite[p], valid, rule)
-    label = engine.definition.spec(point, engine.compressor.name)
+    label = engine.definition.spec(point, engine.compressor.name, name_of(engine.aggregate))
     return {"label": label, "numbers": numbers, "seeds": engine.setting.seeds, **kept}
 
 

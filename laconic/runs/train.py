@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from laconic.compress import parse_compressor
-from laconic.engines.base import Engine, SimulatedEngine
+from laconic.engines.base import Engine, Refused, SimulatedEngine
+from laconic.engines.identity import Identity, code_version, short_hash
 from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
 from laconic.engines.machine import Devices, check_devices, local_devices
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError, require_positive
+from laconic.means import MEAN, parse_aggregate
 from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
 from laconic.runs.early import Looks, check_patience, look, watched
@@ -34,6 +36,7 @@ from laconic.runs.folder import (
     check_task,
     describe,
     digests_of,
+    first_log,
     is_another,
     read_header,
     spelled,
@@ -91,6 +94,9 @@ class TrainConfig:
     compress: str = "dense"
     """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
     topk:0.01+int8+ef."""
+    aggregate: str = "mean"
+    """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
+    krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
     norm_limit: float = 100.0
     """A message whose norm is over so many times the usual is left out; the usual norm is the
     largest median of a round so far."""
@@ -197,9 +203,9 @@ def resume_train(
 
 def work(
     config: TrainConfig,
-    connect: Callable[[Seal], Engine],
+    connect: Callable[[], Engine],
     engine_name: str,
-    token: str,
+    seal: Seal,
     folder: Path,
     *,
     observer: Observer,
@@ -210,18 +216,19 @@ def work(
     """Train as one process of many. `folder` may be one that an earlier process of this worker
     left.
 
-    connect: gives the engine, before JAX is used for anything
+    connect: gives the engine · seal: of the run that the engine is of
     turn: is taken to compile, and given up then
     """
-    seal = _seal(token, config)
-    engine = connect(seal)
+    engine = connect()
     engine.counts.tell = observer.note
     local_devices(config.devices, config.batch)  # before a folder is made
     task, source = given_task(None, config.task)
     config = replace(config, out=folder)
     about = {"command": command, **_about(config, task, source, engine_name)}
+    about |= {"run_id": seal.identity.run}
     with RunFolder.join(folder, log_name(engine), "train", config, **about) as joined:
         check_same(joined, config)
+        _check_same_run(joined, seal.identity.run)
         logs = folder.glob(WORKER_LOGS) if is_own(source) else [joined.file]
         for header in [header for log in logs for header in read(log, gaps=True)[:1]]:
             check_task(folder, header, header["task"], about["task"])
@@ -239,7 +246,7 @@ def _simulate(
 ) -> None:
     engine = SimulatedEngine(method.budget(config.workers, config.local_steps)[0])
     part = Part(
-        replace(config, out=folder.path), task, engine, _seal("alone", config), folder, observer
+        replace(config, out=folder.path), task, engine, seal_of("alone", config), folder, observer
     )
     part.carry_out(stop)
 
@@ -268,7 +275,8 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
         config.rounds,
     )
     compressor = parse_compressor(config.compress)
-    method = parse_method(config.optimizer, config.workers, compressor, use="train")
+    aggregate = parse_aggregate(config.aggregate)
+    method = parse_method(config.optimizer, config.workers, compressor, "train", aggregate)
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
     return method.told(K, H, config.rounds), setting
@@ -297,6 +305,8 @@ def run_name(config: TrainConfig) -> str:
     """
     without = OWN if config.patience is not None else (*OWN, "patience", "evaluate_every")
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
+    if config.aggregate == MEAN:
+        del said["aggregate"]  # as in runs that were begun before there was another
     contents = contents_of(config)
     if contents is not None:
         _, colon, options = config.optimizer.partition(":")
@@ -322,11 +332,42 @@ def read_train_config(folder: Path) -> tuple[TrainConfig, bool]:
     return replace(config, out=folder), header["engine"] == SIMULATED
 
 
-def worker_folder(config: TrainConfig) -> Path:
-    """Where a worker keeps its files by default: the same place whenever it starts with these
-    settings."""
+def worker_folder(config: TrainConfig, run: str = "") -> Path:
+    """Where a worker keeps its files of the run with that id by default: the same place whenever it
+    starts with these settings."""
     name = hashlib.sha256(run_name(config).encode()).hexdigest()[:8]
-    return config.out or Path("runs") / f"{spelled(config.task)}-{name}"
+    return config.out or Path("runs") / "-".join([spelled(config.task), name, *filter(None, [run])])
+
+
+def begun_run(config: TrainConfig, worker: int) -> str:
+    """The id of the run that this worker began here with these settings and has not finished; "" if
+    there is none. A folder named by the settings counts even if its run is finished."""
+    base = worker_folder(replace(config, out=None))
+    there = [config.out] if config.out else sorted(base.parent.glob(f"{base.name}-*"))
+    for folder in reversed(there):
+        log = folder / f"worker-{worker}.jsonl"
+        found = read(log, gaps=True) if log.exists() else []
+        finished = bool(found) and found[-1]["kind"] == "end"
+        if found and (config.out is not None or not finished):
+            return str(found[0].get("run_id") or "")
+    return ""
+
+
+def begun_id(folder: Path) -> str:
+    """The id of the run whose workers' records are in a folder; "" if there are none."""
+    log = first_log(folder)
+    found = read(log, gaps=True)[:1] if log is not None else []
+    return str(found[0].get("run_id") or "") if found else ""
+
+
+def _check_same_run(folder: RunFolder, run: str) -> None:
+    """Refuse a folder of another run, even if it had the same settings: it may be finished."""
+    theirs = folder.header.get("run_id") or run
+    if theirs != run:
+        raise Refused(
+            f"{folder.path} is of the run {theirs}, and this is the run {run}: choose another "
+            "--out, or leave --out away."
+        )
 
 
 def check_same(folder: RunFolder, config: TrainConfig) -> None:
@@ -346,8 +387,17 @@ def _about(config: TrainConfig, task: Task, source: str, engine: str) -> dict[st
     return {**about, "optimizer_sha256": contents_of(config)}
 
 
-def _seal(token: str, config: TrainConfig) -> Seal:
-    return Seal.of(token, run_name(config))
+def seal_of(token: str, config: TrainConfig, run: str = "") -> Seal:
+    """What the messages of a run are signed with; `run` is its id, if it is known already."""
+    return Seal.by(token, identity_of(config, run))
+
+
+def identity_of(config: TrainConfig, run: str = "") -> Identity:
+    """What all workers of a run have in common, so that a refusal can say what differs."""
+    said = json.loads(run_name(config))
+    optimizer = said.pop("optimizer")
+    settings = json.dumps(said, sort_keys=True)
+    return Identity(run, short_hash(settings), short_hash(optimizer), code_version())
 
 
 def _saved_rounds(folder: Path, engine: Engine) -> int:
@@ -391,6 +441,7 @@ class Part:
             running=digests_of(self.folder.header["task"]),
             devices=local_devices(self.config.devices, self.config.batch),
             committed=lambda report, due: self._committed(loop, log, report, due),
+            handing_on=log.flush,
         )
         done = _saved_rounds(self.folder.path, self.engine)
         if self._early().get("stopped"):  # killed between its last round and its end

@@ -43,7 +43,11 @@ def worker_log(worker: int) -> str:
 
 @dataclass
 class Log:
-    """A process's records, rounds gathered for a few seconds before they are written."""
+    """A process's records, rounds gathered for a few seconds before they are written.
+
+    A round that only one process committed lives on in the states that others take over from it. If
+    it died before it wrote the round down, no record would tell of it: so it writes first.
+    """
 
     folder: RunFolder
     note: Callable[[str], None]

@@ -83,14 +83,19 @@ def _reported(lives: Sequence[Life]) -> dict[int, list[Row]]:
     """The rows of each round, without those that did not last.
 
     A run resumed from older checkpoints passed some rounds twice: rows of rounds that a later
-    process repeated are dropped. A worker that dies right after a commit may have been the only
-    one to see it, so the last round of a life cut short counts only if no other process reports it.
+    process repeated are dropped, and no others, so that no round gets lost. A worker that dies
+    right after a commit may have been the only one to see it, so the last round of a life cut short
+    counts only if no other process reports it.
     """
     found: dict[int, list[Row]] = {}
     unheard: list[Row] = []
+    repeats: dict[int, list[float]] = {}  # when those who committed a round had begun
     for life in lives:
-        later = [other for other in lives if other.rows and other.begun > life.begun]
-        rows = [row for row in life.rows if not any(_repeated(row, other) for other in later)]
+        for row in life.rows:
+            repeats.setdefault(row["round"], []).append(life.begun)
+    last = {now: max(begun) for now, begun in repeats.items()}
+    for life in lives:
+        rows = [row for row in life.rows if last[row["round"]] <= row["committed_at"]]
         if rows and not life.end and rows[-1] is life.rows[-1]:
             unheard.append(rows.pop())
         for row in rows:
@@ -98,10 +103,6 @@ def _reported(lives: Sequence[Life]) -> dict[int, list[Row]]:
     for row in unheard:
         found.setdefault(row["round"], [row])
     return found
-
-
-def _repeated(row: Row, other: Life) -> bool:
-    return other.begun > row["committed_at"] and other.rows[0]["round"] <= row["round"]
 
 
 def _longest_gap(lives: Sequence[Life]) -> float | None:

@@ -95,10 +95,8 @@ def test_a_port_that_is_taken_is_refused(capfd, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_engine_and_a_missing_extra(capfd, monkeypatch):
+def test_an_unknown_engine_is_an_error(capfd):
     assert_one_error(capfd, ["launch", "--engine", "mpi", *TRAIN], ["unknown engine", "torchft"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert_one_error(capfd, ["launch", *TRAIN], ["torchft", "pip install 'laconic[torchft]'"])
 
 
 def test_help_teaches(capfd):

@@ -15,7 +15,7 @@ from laconic.cli import worker
 from laconic.cli.hosts import find_token, write_token
 from laconic.cli.worker import CompileTurn, Json, Lines, WorkerConfig, seat_of
 from laconic.engines.address import ProcessRank
-from laconic.engines.registry import Waits
+from laconic.engines.registry import ENGINES, Waits
 from tests.cli.commands import assert_help_has, assert_one_error
 
 PLACE = ProcessRank(2, 4, "127.0.0.1", 29501, "torchrun")
@@ -179,6 +179,8 @@ def test_a_host_fails_if_the_workers_ended_with_different_states(capfd, monkeypa
         monkeypatch.setenv(name, value)
     for name in ("host_lighthouse", "work", "print_outcome"):
         monkeypatch.setattr(worker, name, lambda *given, **named: None)
+    met = ENGINES["torchft"]._replace(meet=lambda seat, seal: seal)
+    monkeypatch.setattr(worker, "engine_entry", lambda name: met)
     monkeypatch.setattr(worker, "missing_ends", lambda folder: [])
     monkeypatch.setattr(worker, "finish", lambda *given: [{"final_digests": ["a", "b"]}])
     assert_one_error(capfd, ["worker", "--", "train"], ["did not end with the same state"])

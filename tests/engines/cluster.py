@@ -131,7 +131,11 @@ class Cluster:
             "30",
         ]
         self.lighthouse = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=environment() | {"LACONIC_TOKEN": "secret"},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.lighthouse.stdout is not None
         assert "lighthouse at" in self.lighthouse.stdout.readline()

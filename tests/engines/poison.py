@@ -43,7 +43,7 @@ def spoil(frame: np.ndarray, kind: str, seal: Seal) -> np.ndarray:
     elif kind == "garbage":
         return np.random.default_rng(0).integers(0, 256, bad.size, np.uint8)
     elif kind == "token":
-        signer = Seal(b"guessed", seal.run)
+        signer = Seal(b"guessed", seal.identity)
     elif kind == "worker":
         header = header._replace(worker=(header.worker + 1) % 4)
     elif kind == "version":

@@ -1,11 +1,22 @@
 """The guard against a twin in plain NumPy, and every kind of bad message."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.engines.guard import CODE, REASONS, admit, init_guard, judge, measure
+from laconic.engines.guard import (
+    CODE,
+    REASONS,
+    admit,
+    bounded,
+    init_guard,
+    is_variance,
+    judge,
+    measure,
+)
 from laconic.engines.wire import EMPTY, VERSION, Header, Layout, Seal, fill_frame
 from tests.engines.poison import fold_by_hand, sign, spoil
 
@@ -31,10 +42,11 @@ def verdict(bad: np.ndarray | None) -> str:
 def judged(state, deltas, extras, weights, codes):
     """The guard's word on K messages."""
     messages = zip(deltas, extras, strict=True)
-    norms, finite = zip(
+    norms, finite, sizes = zip(
         *[measure(message, lambda words: words, None) for message in messages], strict=True
     )
-    return judge(state, jnp.stack(norms), jnp.stack(finite), weights, codes, 10.0)
+    sizes_KA = jnp.stack(sizes) if jax.tree.leaves(extras) else ()
+    return judge(state, jnp.stack(norms), jnp.stack(finite), weights, codes, 10.0, sizes_KA)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +191,109 @@ def test_statistics_that_are_not_finite_exclude_their_sender():
     mean_K = jnp.ones((4, 3)).at[2, 1].set(jnp.nan)
     extras = [{"mean": mean, "seen": jnp.int32(1)} for mean in mean_K]
     codes, _ = judged(
-        init_guard(4), list(jnp.ones((4, 5))), extras, jnp.ones(4), jnp.zeros(4, jnp.int32)
+        init_guard(4, 2), list(jnp.ones((4, 5))), extras, jnp.ones(4), jnp.zeros(4, jnp.int32)
     )
     assert [REASONS[c] for c in np.asarray(codes)] == ["ok", "ok", "not finite", "ok"]
+
+
+class Batch(NamedTuple):
+    """Statistics as a BatchNorm layer has them."""
+
+    mean: Any
+    var: Any
+    seen: Any
+
+
+STATISTICS = Batch(jnp.array([0.5, -0.5]), jnp.array([1.0, 2.0]), jnp.int32(7))
+SPOILED = {
+    "huge mean": STATISTICS._replace(mean=jnp.array([1e30, 0.0])),
+    "huge negative mean": STATISTICS._replace(mean=jnp.array([0.0, -1e30])),
+    "beyond what a square holds": STATISTICS._replace(var=jnp.array([3e38, 3e38])),
+    "huge variance": STATISTICS._replace(var=jnp.array([1.0, 1e4])),
+    "negative variance": STATISTICS._replace(var=jnp.array([1.0, -0.1])),
+    "counter": STATISTICS._replace(seen=jnp.int32(2**31 - 1)),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_statistics_that_are_far_from_the_others_exclude_their_sender(kind):
+    extras = [STATISTICS, SPOILED[kind], STATISTICS, STATISTICS]
+    state, ok = init_guard(4, arrays=3), jnp.zeros(4, jnp.int32)
+    for _ in range(2):  # the second round knows what is usual from the first
+        codes, state = judged(state, list(jnp.ones((4, 5))), extras, jnp.ones(4), ok)
+        assert [REASONS[c] for c in np.asarray(codes)] == ["ok", "statistics", "ok", "ok"]
+    np.testing.assert_array_equal(state.excluded_K, [0, 2, 0, 0])
+    wanted = [np.linalg.norm(x) for x in (STATISTICS.mean, STATISTICS.var)]
+    np.testing.assert_allclose(state.statistics, [*wanted, 7.0], rtol=1e-6)
+
+
+def test_honest_statistics_that_differ_and_a_first_round_of_zeros_are_no_fault():
+    """Running means begin at 0, and most workers may not have moved yet."""
+    spread = [STATISTICS._replace(mean=m * STATISTICS.mean) for m in (0.5, 1.0, 3.0, 0.1)]
+    codes, _ = judged(
+        init_guard(4, 3), list(jnp.ones((4, 5))), spread, jnp.ones(4), jnp.zeros(4, int)
+    )
+    np.testing.assert_array_equal(codes, 0)
+    zeros = [STATISTICS._replace(mean=m * STATISTICS.mean) for m in (0.0, 0.0, 0.0, 1.0)]
+    codes, _ = judged(
+        init_guard(4, 3), list(jnp.ones((4, 5))), zeros, jnp.ones(4), jnp.zeros(4, int)
+    )
+    np.testing.assert_array_equal(codes, 0)
+
+
+def test_names_of_variances():
+    for name in ("['bn'].var", "layers[0].variance", "['running_var']", "bn1.running_var"):
+        assert is_variance(name), name
+    for name in ("['bn'].mean", "['variant']", "num_batches_tracked", "['vary'].x"):
+        assert not is_variance(name), name
+
+
+def test_a_majority_of_zero_changes_does_not_switch_the_guard_off():
+    """The honest one among those that moved still counts; a lone one may move by 10 times the
+    weights."""
+    ok = jnp.zeros(5, jnp.int32)
+    say = lambda norms_K, state, scale: [
+        REASONS[c]
+        for c in np.asarray(
+            judge(state, jnp.array(norms_K), ok == 0, jnp.ones(5), ok, 10.0, (), scale)[0]
+        )
+    ]
+    fresh = init_guard(5)
+    assert say([0.0, 0, 0, 2.0, 1e25], fresh, 3.0) == ["ok", "ok", "ok", "ok", "norm"]
+    assert say([0.0, 0, 0, 0, 1e25], fresh, 3.0) == ["ok", "ok", "ok", "ok", "norm"]
+    assert say([0.0, 0, 0, 0, 29.0], fresh, 3.0) == ["ok"] * 5
+    assert say([0.0, 0, 0, 1e6, 1e6], fresh, 3.0) == ["ok", "ok", "ok", "norm", "norm"]
+    _, state = judge(fresh, jnp.array([0.0, 0, 0, 2, 2]), ok == 0, jnp.ones(5), ok, 10.0)
+    assert float(state.usual) == 0.0  # what stood in for a usual norm is not kept
+    _, state = judge(fresh, jnp.array([1.0, 1, 1, 0, 0]), ok == 0, jnp.ones(5), ok, 10.0)
+    assert say([0.0, 0, 0, 9.0, 11.0], state, 1e9) == ["ok", "ok", "ok", "ok", "norm"]
+
+
+def by_hand(norms: list[float], weights: list[float], limit: float) -> list[float]:
+    """The bound on weight × norm once more: nobody's is lowered below the median weight."""
+    middle = lambda values: sorted(values)[(len(values) - 1) // 2]
+    norm, weight = middle(norms), middle(weights)
+    most = [
+        weight * max(1.0, limit * norm / max(n, norm)) if max(n, norm) else weight for n in norms
+    ]
+    return [min(w, m) for w, m in zip(weights, most, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("norms", "weights", "wanted"),
+    [
+        ([1, 1, 1, 1, 1], [1, 1, 1, 1, 99], [1, 1, 1, 1, 10]),
+        ([1, 1, 1, 1, 5], [1, 1, 1, 1, 99], [1, 1, 1, 1, 2]),
+        ([1, 1, 1, 1, 10], [1, 1, 1, 1, 99], [1, 1, 1, 1, 1]),
+        ([1, 1, 1, 1, 0], [1, 1, 1, 1, 99], [1, 1, 1, 1, 10]),  # thins out the others
+        ([0, 0, 0, 1, 0], [1, 1, 1, 99, 1], [1, 1, 1, 1, 1]),
+        ([1, 2, 3, 4, 9], [10, 20, 30, 5, 7], [10, 20, 30, 5, 7]),
+        ([1, 1, 1, 1, 90], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1]),  # equal weights stay as they are
+    ],
+)
+def test_weight_times_norm_is_bounded(norms, weights, wanted):
+    found = bounded(
+        jnp.array(norms, jnp.float32), jnp.array(weights, jnp.float32), jnp.ones(5, bool), 10.0
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(found, by_hand(norms, weights, 10.0), rtol=1e-6)

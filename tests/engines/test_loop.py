@@ -264,6 +264,31 @@ def test_any_change_of_a_state_changes_its_name():
     assert len(lanes) == 28
 
 
+class Lagging(SimulatedEngine):
+    """Where worker 1 is behind in the third round; `looks` before each gather."""
+
+    def __init__(self, workers, look):
+        super().__init__(workers)
+        self.look = look
+
+    def quorum(self, round, digest):
+        sources = tuple(w for w in self.mine if w != 1 or round != 2)
+        return super().quorum(round, digest)._replace(sources=sources)
+
+    def gather(self, frames):
+        self.look()
+        return super().gather(frames)
+
+
+def test_before_another_takes_over_the_state_what_led_to_it_is_handed_on():
+    seen = []
+    engine = Lagging(K, lambda: seen.append("gather"))
+    setting = Setting(K, H, B, 4, (0,))
+    loop = Loop(TASK, method(), setting, engine, SEAL, handing_on=lambda: seen.append("on"))
+    list(loop.rounds())
+    assert seen == ["gather", "gather", "on", "gather", "gather"]
+
+
 def test_an_engine_of_another_size_is_refused(raises_clearly):
     with raises_clearly("4 workers", "K = 5"):
         Loop(TASK, method(), Setting(5, H, B, 2, (0,)), SimulatedEngine(4), SEAL)

@@ -1,17 +1,10 @@
 """Engines by name: what they need, and what a seat in them is."""
 
-import importlib.util
-
 import pytest
 
-from laconic.engines import address, registry
+from laconic.engines import address
 from laconic.engines.registry import ENGINES, Seat, Waits, engine_entry
 from laconic.engines.wire import Seal
-
-needs_torchft = pytest.mark.skipif(
-    importlib.util.find_spec("torchft") is None,
-    reason="the torchft engine is an extra: pip install 'laconic[torchft]'",
-)
 
 
 def test_every_engine_says_what_it_is():
@@ -22,12 +15,9 @@ def test_every_engine_says_what_it_is():
         )
 
 
-def test_an_unknown_engine_and_a_missing_extra(monkeypatch, raises_clearly):
+def test_an_unknown_engine_is_an_error(raises_clearly):
     with raises_clearly("unknown engine", "Did you mean 'torchft'?"):
         engine_entry("torchfd")
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    with raises_clearly("torchft needs torch and torchft", "pip install 'laconic[torchft]'"):
-        engine_entry("torchft")
     assert engine_entry("jax-distributed") is ENGINES["jax-distributed"]
 
 
@@ -37,7 +27,6 @@ def test_waits_are_positive(name, raises_clearly):
         Waits(**{name: 0.0})
 
 
-@needs_torchft
 def test_waits_reach_torchft():
     waits = Waits(timeout=7.0, silence=0.2, patience=9.0, lost=11.0)
     seat = Seat(1, 3, "127.0.0.1:1", "127.0.0.2", "127.0.0.3", waits)
@@ -51,7 +40,6 @@ def test_waits_reach_torchft():
     assert (engine._least, engine._again) == (2, False)
 
 
-@needs_torchft
 def test_who_listens_everywhere_is_reached_where_it_faces_the_lighthouse(monkeypatch):
     monkeypatch.setattr(address, "facing", {"10.9.9.9": "10.1.2.3"}.get)
     engine = ENGINES["torchft"].connect(

@@ -75,7 +75,9 @@ def test_the_bytes_are_those_of_the_description():
 
     frame = signed().tobytes()
     assert frame[:8] == b"LACN" + bytes([1, 0, 0, 0])
-    assert frame[8:24] == hashlib.sha256(b"run").digest()[:16]
+    settings = hashlib.sha256(b"run").hexdigest()[:32]
+    identity = f'{{"code": "", "optimizer": "", "run": "", "settings": "{settings}"}}'
+    assert frame[8:24] == hashlib.sha256(identity.encode()).digest()[:16]
     assert frame[40:72] == bytes(range(32))
     assert int.from_bytes(frame[72:80], "little") == 7
     assert int.from_bytes(frame[80:84], "little") == 3

@@ -227,3 +227,84 @@ def test_evaluation_goes_on_without_those_that_cannot_be_averaged():
         1: {"loss": 2.0}
     }
     assert result.train_metrics_clientapp == {}
+
+
+# --- statistics, zero changes and weights ---------------------------------------------------------
+
+NORM = {
+    "norm.weight": np.ones(2, np.float32),
+    "norm.running_mean": np.zeros(2, np.float32),
+    "norm.running_var": np.ones(2, np.float32),
+    "norm.num_batches_tracked": np.array(0),
+}
+
+
+def with_statistics(k, count=10, **changes):
+    """A client whose BatchNorm saw 3 batches; `changes` are what it sends instead."""
+    honest_ones = {
+        "norm.running_mean": np.array([0.1 * k, -0.2], np.float32),
+        "norm.running_var": np.array([1.0 + 0.1 * k, 0.8], np.float32),
+    }
+
+    def reply(round_, weights):
+        seen = np.asarray(weights["norm.num_batches_tracked"]) + 3
+        said = honest_ones | {"norm.num_batches_tracked": seen}
+        changed = {f"norm.{name}": value for name, value in changes.items()}
+        return answer(
+            weights | {"norm.weight": weights["norm.weight"] - 0.1} | said | changed, count
+        )
+
+    return reply
+
+
+STATISTICS = {
+    "mean of 1e30": {"running_mean": np.array([1e30, 0], np.float32)},
+    "mean of -1e30": {"running_mean": np.array([-1e30, 0], np.float32)},
+    "variance of 1e30": {"running_var": np.array([1e30, 1], np.float32)},
+    "variance of -1e30": {"running_var": np.array([-1e30, 1], np.float32)},
+    "small negative variance": {"running_var": np.array([-0.5, 1], np.float32)},
+    "counter": {"num_batches_tracked": np.array(2**62)},
+}
+
+
+@pytest.mark.parametrize("kind", STATISTICS)
+def test_statistics_go_through_the_same_guard_as_weights(kind):
+    """One client of five that sent 1e30 among its running means got through."""
+    good = {k: with_statistics(k) for k in range(4)}
+    without, _ = fit(LearnedStrategy("fedavg"), good, rounds=2, weights=NORM)
+    bad = with_statistics(4, **STATISTICS[kind])
+    found, metrics = fit(LearnedStrategy("fedavg"), good | {4: bad}, rounds=2, weights=NORM)
+    for name, x in without.items():
+        np.testing.assert_array_equal(found[name], x)
+    assert [metrics[r]["dropped-statistics"] for r in (1, 2)] == [1, 1]
+    assert found["norm.num_batches_tracked"] == 6
+
+
+def test_a_majority_of_zero_changes_does_not_switch_the_guard_off():
+    still = lambda round_, weights: answer(weights)
+    clients = {1: still, 2: still, 3: still, 4: honest(0), 5: FAULTS["overflow"][1]}
+    _, metrics = fit(LearnedStrategy("fedavg"), clients, rounds=2)
+    assert [metrics[r]["dropped-norm"] for r in (1, 2)] == [1, 1]
+    assert [metrics[r]["clients-counted"] for r in (1, 2)] == [4, 4]
+    alone = {1: still, 2: still, 5: FAULTS["overflow"][1]}
+    arrays, metrics = fit(LearnedStrategy("fedavg"), alone, rounds=1)
+    assert metrics[1]["dropped-norm"] == 1
+    np.testing.assert_array_equal(arrays["w"], waves.new_weights()["w"])
+
+
+def test_a_client_with_many_examples_does_not_dominate(caplog):
+    """It counts as ten usual ones at most, and less if its change is longer than theirs too."""
+    shifted = lambda by, count: (
+        lambda round_, weights: answer({n: w + np.float32(by) for n, w in weights.items()}, count)
+    )
+    good = {k: shifted(0.01, 10) for k in range(4)}
+    first = waves.new_weights()["w"]
+    for by, count, weight in ((-0.01, 900, 100), (-0.05, 900, 20), (-0.01, 50, 50)):
+        arrays, metrics = fit(LearnedStrategy("fedavg"), good | {9: shifted(by, count)}, rounds=1)
+        wanted = (4 * 10 * 0.01 + weight * by) / (40 + weight)
+        np.testing.assert_allclose(arrays["w"] - first, wanted, rtol=1e-3)
+        assert metrics[1].get("clients-bounded", 0) == (weight < count)
+        assert (f"node 9 counts with weight {weight} instead of {count}" in caplog.text) == (
+            weight < count
+        )
+        caplog.clear()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from laconic.engines.base import SimulatedEngine
+from laconic.engines.base import Refused, SimulatedEngine
 from laconic.recipes.trainings import TRAIN_RECIPES
 from laconic.runs.folder import Interrupted, Observer, RunFolder, read_header
 from laconic.runs.measure import heldout_metrics
@@ -20,9 +20,12 @@ from laconic.runs.settings import command_line, read_config
 from laconic.runs.simulate import Simulation
 from laconic.runs.train import (
     TrainConfig,
+    begun_run,
+    identity_of,
     parts_of,
     resume_train,
     run_name,
+    seal_of,
     train,
     work,
     worker_folder,
@@ -294,9 +297,9 @@ def test_a_worker_notes_what_changed_and_refuses_other_data(tmp_path, raises_cle
     again = partial(
         work,
         SMALL,
-        lambda seal: SimulatedEngine(3),
+        lambda: SimulatedEngine(3),
         "simulated",
-        "token",
+        seal_of("token", SMALL, "a" * 16),
         tmp_path,
         observer=heard,
         stop=lambda: False,
@@ -315,6 +318,52 @@ def test_a_worker_notes_what_changed_and_refuses_other_data(tmp_path, raises_cle
     RunFolder(tmp_path).rewrite([header | {"task": elsewhere}, *rest])
     with raises_clearly("was begun on", "elsewhere", "start anew"):
         again()
+
+
+def test_a_folder_of_another_run_is_refused_even_if_the_settings_are_the_same(tmp_path):
+    """A finished one would end the new run at once, with the old model."""
+    begin = lambda run: work(
+        SMALL,
+        lambda: SimulatedEngine(3),
+        "simulated",
+        seal_of("token", SMALL, run),
+        tmp_path,
+        observer=Heard(),
+        stop=lambda: False,
+        command="laconic worker",
+    )
+    begin("a" * 16)
+    assert read(tmp_path / RECORDS)[0]["run_id"] == "a" * 16
+    before = (tmp_path / RECORDS).read_bytes()
+    with pytest.raises(Refused, match=f"is of the run {'a' * 16}, and this is the run {'b' * 16}"):
+        begin("b" * 16)
+    assert (tmp_path / RECORDS).read_bytes() == before
+
+
+def test_an_unfinished_run_is_gone_on_with_and_a_finished_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert begun_run(SMALL, 1) == ""
+    for run, last in (("a" * 16, "end"), ("b" * 16, "rounds")):
+        folder = worker_folder(SMALL, run)
+        assert folder.name.endswith(f"-{run}")
+        folder.mkdir(parents=True)
+        RunFolder(folder, "worker-1.jsonl").rewrite(
+            [{"kind": "run", "run_id": run}, {"kind": last}]
+        )
+    assert begun_run(SMALL, 1) == "b" * 16
+    assert begun_run(SMALL, 0) == ""
+    assert begun_run(replace(SMALL, seed=1), 1) == ""
+    named = replace(SMALL, out=worker_folder(SMALL, "a" * 16))
+    assert begun_run(named, 1) == "a" * 16  # named: the run is finished, and that is said
+
+
+def test_an_identity_says_what_differs():
+    ours = identity_of(SMALL, "a" * 16)
+    assert ours.differs(identity_of(SMALL)) == []
+    assert ours.differs(identity_of(SMALL, "b" * 16)) == ["run"]
+    assert ours.differs(identity_of(replace(SMALL, seed=1))) == ["settings"]
+    assert ours.differs(identity_of(replace(SMALL, optimizer="slowmo"))) == ["optimizer"]
+    assert ours.differs(replace(ours, code="other")) == ["code"]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("rounds", "kind"), ("rounds", "digest")])

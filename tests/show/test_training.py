@@ -90,6 +90,16 @@ def test_the_longest_gap_is_the_outsiders():
     assert summary["longest_gap_seconds"] == pytest.approx(61.0 - 22.0)
 
 
+def test_no_round_gets_lost_where_a_later_process_went_past_it():
+    """All die after round 9; some begin again at round 3, until one comes back that holds the state
+    of round 8."""
+    before = [a_life(w, 0.0, range(1, 10), "before") for w in range(2)]
+    after = [a_life(w, 100.0, [3, 4, 9, 10], "after", an_end(10)) for w in range(2)]
+    rounds, _ = of_lives([*before, *after])
+    assert rounds["round"] == list(range(1, 11))
+    assert rounds["digest"] == ["before"] * 2 + ["after"] * 2 + ["before"] * 4 + ["after"] * 2
+
+
 def test_one_who_was_stopped_and_commits_late_takes_nothing_back():
     late = a_life(1, 0.0, [1, 2, 6], at=[1.0, 5.5, 6.0], end=an_end(6))
     rounds, _ = of_lives([a_life(0, 0.0, range(1, 7), end=an_end(6)), late])
