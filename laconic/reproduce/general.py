@@ -221,7 +221,7 @@ SMALL = (
     contest("small-decoder-h32", _PLAYS, 3, 32, 4, 40, "adamw"),
 )
 LARGE = (
-    contest("digits", "digits-mlp", 8, 4, 16, 500),
+    contest("digits", "digits-mlp", 16, 1, 16, 500),
     contest("cnn", "cifar10-cnn", 8, 4, 128, 1000),
     contest("cnn-bn", "cifar10-cnn-bn", 16, 1, 64, 1000),
     contest("tiny-cnn", _TINY.format("cnn"), 16, 3, 64, 1000),
