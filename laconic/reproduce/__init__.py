@@ -8,12 +8,9 @@ from laconic.outer import OUTER
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.federated import FEDERATED
 from laconic.reproduce.figures import FIGURES
-from laconic.reproduce.general import FIG_GENERAL
 from laconic.reproduce.tables import CURVES, TABLES
 
-EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e for e in (*TABLES, *CURVES, *FIGURES, *FEDERATED, FIG_GENERAL)
-}
+EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in (*TABLES, *CURVES, *FIGURES, *FEDERATED)}
 
 
 def named_experiment(name: str) -> Experiment:
