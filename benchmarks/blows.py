@@ -22,6 +22,7 @@ SHORTEST_STOP, LONGEST_STOP = 0.3, 9.0  # seconds; silence is a death after 5
 STOPPED_LIGHTHOUSE = 3.0  # seconds at most
 HURRY = "hurry"  # the file that says until which round there is no pace
 END = 15  # rounds at the end, for the last blow
+START = 300.0  # seconds for all to begin, on a busy machine
 FRESH = 2.0  # seconds since a commit while rounds flow
 
 # What one training is dealt, shuffled; 25 blows.
@@ -179,7 +180,7 @@ class Trial:
         try:
             self.group.launch()
             full = lambda: len(self.up()) == self.plan.workers
-            if not wait_for(lambda: full() and self.flows(10), self.step, 180.0):
+            if not wait_for(lambda: full() and self.flows(10), self.step, START):
                 raise SystemExit(f"error: no calm rounds at the start: see {self.folder}")
             for kind, rng in dealt[:-1]:
                 if time.time() > until or self._near_end():

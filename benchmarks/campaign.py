@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -293,6 +294,8 @@ def main() -> int:
     writes.set_defaults(run=write_page)
     writes.add_argument("--out", default="", help="the file; by default it is printed")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where the shell has them ignored
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     return options.run(options)
 
 

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import witness
-from benchmarks.blows import Plan, environment
+from benchmarks.blows import START, Plan, environment
 from benchmarks.group import last_line, wait_for
 from benchmarks.router import Namespaces, Rule, Rules, between, one_way
 from benchmarks.witness import Watch
 
 WORKERS, PORT = 4, 29510
-START = 180.0  # seconds for all to begin
 CALM = 5.0  # seconds of undisturbed rounds before
 EVERYONE = range(WORKERS)
 CUT = Rule(cut=True)

@@ -243,6 +243,8 @@ def _commands(plan: Launch) -> tuple[dict[str, list[str]], dict[str, list[str]]]
     if plan.entry.service:
         listen = {"bind": with_port(config.bind, port), "heartbeat-timeout": waits.silence}
         listen |= {"identity": plan.identity.text, "workers": plan.train.workers, **tls}
+        if config.grace is not None:
+            listen |= {"grace": config.grace, "min-workers": plan.least}
         module = "laconic.engines.lighthouse"
         services[LIGHTHOUSE] = [*PYTHON, module, *_flags(listen), "--until-eof"]
     flags: dict[str, Any] = {"join": plan.address, "engine": config.engine}

@@ -74,6 +74,9 @@ class Connection:
     min_workers: int | None = None
     """How many workers a round needs; fewer wait for the rest. By default more than half of them,
     so that of two workers both are needed; 1: go on even if a single one is left, alone."""
+    grace: float | None = None
+    """Seconds that a round waits for slower workers once --min-workers are ready; it then goes on
+    without them, and what they send late does not count. By default it waits for all that live."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     tls: tyro.conf.OmitArgPrefixes[TlsFiles] = field(default_factory=TlsFiles)
 
@@ -191,11 +194,22 @@ def seat_of(config: WorkerConfig, rank: ProcessRank | None, workers: int) -> Sea
     # workers of the launcher, or beside the Lighthouse, have the run's own token
     yields = not config.until_eof and (config.join is not None or worker != 0)
     least = needed_workers(config, workers)
-    return Seat(worker, workers, *where, config.waits, yields, config.tls.load(), least)
+    if config.grace is not None and config.join is not None:
+        raise LaconicError(
+            "--grace is for the process that hosts the Lighthouse: give it to laconic launch, or "
+            "to worker 0 without --join."
+        )
+    return Seat(
+        worker, workers, *where, config.waits, yields, config.tls.load(), least, grace=config.grace
+    )
 
 
 def needed_workers(config: Connection, workers: int) -> int:
     """How many of them a round needs: --min-workers or, by default, a majority."""
+    if config.grace is not None and config.grace < 0:
+        raise LaconicError(f"--grace is a time in seconds, 0 or more, got {config.grace:g}.")
+    if config.grace is not None and not ENGINES[config.engine].service:
+        raise LaconicError(f"{config.engine} waits for all workers: leave out --grace.")
     if not ENGINES[config.engine].restarts:
         if config.min_workers not in (None, workers):
             raise LaconicError(
@@ -219,6 +233,8 @@ def host_lighthouse(seat: Seat, seal: Seal) -> Lighthouse:
         seal,
         silence=seat.waits.silence,
         workers=seat.workers,
+        grace=seat.grace,
+        least=seat.least or 1,
         tell=lambda line: say(f"lighthouse: {line}", err),
         tls=seat.tls,
     )

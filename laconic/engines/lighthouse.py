@@ -60,6 +60,8 @@ class Lighthouse:
         *,
         silence: float = 5.0,
         patience: float = 600.0,
+        grace: float | None = None,
+        least: int = 1,
         workers: int = MOST,
         tell: Callable[[str], None] = lambda line: None,
         tls: Tls | None = None,
@@ -68,12 +70,15 @@ class Lighthouse:
 
         silence: seconds without a sign of life after which a worker counts as dead
         patience: seconds for workers that are there but not finished with their local steps
+        grace: seconds for them once `least` workers are ready; by default the same patience
         workers: how many there are; other ids are refused
         tell: gets a line at the first refusal of each kind
         """
         self.refused: Counter[str] = Counter()
         self._bind, self._seal, self._workers, self._tell = bind, seal, workers, tell
         self._silence, self._patience, self._tls = silence, patience, tls
+        self._grace, self._least = grace, least
+        self._tick = TICK if grace is None else min(TICK, max(grace / 10, 0.01))
         self._instance = secrets.token_hex(8)
         self._rooms: dict[str, Room] = {}
         self._pending: dict[asyncio.StreamWriter, str] = {}
@@ -117,7 +122,7 @@ class Lighthouse:
             for room in list(self._rooms.values()):
                 room.look()
             try:
-                await asyncio.wait_for(self._stop.wait(), TICK)
+                await asyncio.wait_for(self._stop.wait(), self._tick)
             except TimeoutError:
                 continue
         server.close()
@@ -201,7 +206,8 @@ class Lighthouse:
         tell = lambda cards: send({"kind": "cards", "cards": cards})
         leave = lambda: send({"kind": "leave"})
         guest, name = Guest(claim.worker, claim.born, tell, leave), self._name(claim)
-        room = self._rooms.setdefault(name, Room(self._patience))
+        fresh = Room(self._patience, grace=self._grace, least=self._least)
+        room = self._rooms.setdefault(name, fresh)
         if not room.enter(guest):
             return
         try:
@@ -249,6 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     option("--bind", default="127.0.0.1:29510", help="address to listen on")
     option("--heartbeat-timeout", type=float, default=5.0, help="seconds of silence: it is dead")
     option("--join-timeout", type=float, default=600.0, help="seconds to wait for slow workers")
+    option("--grace", type=float, default=None, help="the same, once enough workers are ready")
+    option("--min-workers", type=int, default=1, help="how many are enough")
     option("--workers", type=int, default=MOST, help="how many workers there are")
     option("--identity", default="", help="the run's, as JSON; by default each may have its own")
     for name in ("--tls-cert", "--tls-key", "--tls-ca"):
@@ -266,6 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Seal.by(os.environ.get(TOKEN_VARIABLE, ""), identity),
             silence=options.heartbeat_timeout,
             patience=options.join_timeout,
+            grace=options.grace,
+            least=options.min_workers,
             workers=options.workers,
             tell=_say,
             tls=TlsFiles(options.tls_cert, options.tls_key, options.tls_ca).load(),

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from laconic.errors import LaconicError
 
 PAUSE = 0.02  # seconds between looks at a Lighthouse that is down
 CONNECT = 5.0  # seconds for it to answer
+TOLD = 1.0  # seconds between words about one that does not
 SIZE = 4  # bytes of a frame that say how long it is
 LONGEST = 1 << 26  # bytes of an answer
 
@@ -189,9 +191,16 @@ class LighthouseLink:
     `replaced`: whether the last answer came from another Lighthouse than the one before.
     """
 
-    def __init__(self, caller: Caller, heartbeat: float, patience: float):
+    def __init__(
+        self,
+        caller: Caller,
+        heartbeat: float,
+        patience: float,
+        waits: Callable[[str], None] = lambda why: None,
+    ):
         """`heartbeat` seconds between signs of life, at most; `patience` for the Lighthouse to be
-        there."""
+        there; `waits` is told every second that it is not."""
+        self._waits = waits
         self._caller, self._heartbeat = caller, heartbeat
         self._last = ""
         self.replaced = False
@@ -230,10 +239,14 @@ class LighthouseLink:
 
     def _wait(self, lost: float) -> None:
         """Until the line is there again."""
-        if not self._there.wait(lost):
-            raise LaconicError(
-                f"no Lighthouse answers at {self._caller.address}: start it, or check the address."
-            )
+        give_up = time.monotonic() + lost
+        while not self._there.wait(max(0.0, min(TOLD, give_up - time.monotonic()))):
+            self._waits(f"the Lighthouse at {self._caller.address} does not answer")
+            if time.monotonic() >= give_up:
+                raise LaconicError(
+                    f"no Lighthouse answers at {self._caller.address}: start it, or check the "
+                    "address."
+                )
         if self._fatal is not None:
             raise self._fatal
 

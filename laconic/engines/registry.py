@@ -42,6 +42,7 @@ class Seat:
     tls: what connections between workers are wrapped in
     least: how many workers a round needs, by default a majority of them
     again: whether an earlier process was this worker
+    grace: seconds that a round waits for slower workers once enough are ready; None: for all
     """
 
     worker: int
@@ -54,6 +55,7 @@ class Seat:
     tls: Tls | None = None
     least: int | None = None
     again: bool = False
+    grace: float | None = None
 
 
 class EngineEntry(NamedTuple):

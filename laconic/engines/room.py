@@ -29,12 +29,21 @@ class Guest:
 class Room:
     """The members of one run."""
 
-    def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic):
-        """`patience` seconds for those that are there but do not ask."""
+    def __init__(
+        self,
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        grace: float | None = None,
+        least: int = 1,
+    ):
+        """`patience` seconds for those that are there but do not ask; `grace` seconds, if any, once
+        `least` have asked."""
         self.guests: dict[int, Guest] = {}
         self._last: set[tuple[int, int]] = set()  # worker and birth of the last quorum's members
         self._patience = patience
         self._clock = clock
+        self._grace, self._least = grace, least
 
     def enter(self, guest: Guest) -> bool:
         """Take a member in; False if a younger process of the same worker is there."""
@@ -73,10 +82,15 @@ class Room:
             guest.tell(cards)
 
     def _complete(self, asked: list[Guest]) -> bool:
-        """All have asked, or all of the last quorum, or most after so much patience."""
+        """All have asked, or all of the last quorum, or enough have and waited for the rest, or
+        most after so much patience."""
         if len(asked) == len(self.guests):
             return True
         if self._last and self._last <= {(guest.worker, guest.born) for guest in asked}:
             return True
+        if self._grace is not None and len(asked) >= self._least:
+            enough = sorted(guest.asked_at for guest in asked)[self._least - 1]
+            if self._clock() - enough >= self._grace:
+                return True
         late = self._clock() - min(guest.asked_at for guest in asked) > self._patience
         return late and 2 * len(asked) > len(self.guests)

@@ -127,7 +127,9 @@ class TorchFTEngine:
         self._state = StateServer(*serves)
         self._closers.append(self._state)
         caller = Caller(self._lighthouse, self._seal, self.worker, self._born, tls=self._tls)
-        self._link = LighthouseLink(caller, seconds.heartbeat, seconds.patience)
+        self._link = LighthouseLink(
+            caller, seconds.heartbeat, seconds.patience, self._waiting.because
+        )
         self._closers.append(self._link)
         self._await(self._awaits, seconds.patience)
 

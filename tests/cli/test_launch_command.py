@@ -101,7 +101,7 @@ def test_an_unknown_engine_is_an_error(capfd):
 
 def test_help_teaches(capfd):
     words = ["launch --workers 4 -- train digits", "--bind", "--restarts", "--silence", "--here"]
-    words += ["--min-workers", "of two workers both are needed"]
+    words += ["--min-workers", "of two workers both are needed", "--grace"]
     assert_help_has(capfd, "launch", words)
 
 
@@ -204,6 +204,14 @@ def test_what_a_minority_does_is_said(plan_of, capfd, workers, least, needed, sa
     assert (f"--min-workers {least} --" in told) == (least is not None)  # for those who join
     _, commands = launch._commands(plan)
     assert f"--min-workers {needed}" in " ".join(commands["worker 0"])
+
+
+def test_the_lighthouse_is_told_of_a_grace_period(plan_of):
+    services, workers = launch._commands(plan_of("--out", "run", workers=4, grace=1.5))
+    assert "--grace 1.5 --min-workers 3" in " ".join(services["lighthouse"])
+    assert "--grace" not in " ".join(workers["worker 0"])
+    services, _ = launch._commands(plan_of("--out", "calm", workers=4))
+    assert "--grace" not in services["lighthouse"]
 
 
 def test_a_given_token_is_used(plan_of, monkeypatch, tmp_path):

@@ -86,6 +86,9 @@ def test_one_who_listens_everywhere_is_reached_where_it_faces_the_others(monkeyp
             ["beyond this machine", "--bind", "0.0.0.0"],
         ),
         (WorkerConfig(), PLACE._replace(host="192.0.2.1"), ["192.0.2.1", "--bind"]),
+        (WorkerConfig(grace=-1.0), PLACE, ["--grace", "got -1"]),
+        (WorkerConfig(grace=1.0, join="127.0.0.1:9", worker=0), None, ["--grace", "--join"]),
+        (WorkerConfig(engine="jax-distributed", grace=1.0), PLACE, ["waits for all", "--grace"]),
         (WorkerConfig(min_workers=0), PLACE, ["--min-workers", "4 workers", "got 0"]),
         (WorkerConfig(min_workers=5), PLACE, ["--min-workers", "4 workers", "got 5"]),
         (

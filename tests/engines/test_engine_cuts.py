@@ -2,23 +2,18 @@
 
 import pytest
 
-from tests.engines.cluster import free_port
+from laconic.engines.lighthouse import Lighthouse
+from laconic.engines.torchft import Timeouts
+from tests.engines.crew import SEAL, Crew
 from tests.engines.processes import wait_until
 
 
 @pytest.fixture
 def crew():
     """`crew(4)` is four workers and a Lighthouse."""
-    pytest.importorskip(
-        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-    )
-    from laconic.engines.lighthouse import serve
-    from laconic.engines.torchft import Timeouts
-    from tests.engines.crew import Crew
-
     waits = Timeouts(silence=1.0, heartbeat=0.1, patience=60.0, lost=120.0, gather=60.0)
-    address = f"127.0.0.1:{free_port()}"
-    lighthouse = serve(address, heartbeat_timeout=3.0)
+    lighthouse = Lighthouse("127.0.0.1:0", SEAL, silence=3.0)
+    address = lighthouse.address()
     made = []
 
     def make(slots: int, **more):
@@ -28,7 +23,7 @@ def crew():
     yield make
     for one in made:
         one.close()
-    del lighthouse
+    lighthouse.shutdown()
 
 
 @pytest.mark.parametrize("ways", [("there", "back"), ("there",)], ids=["both ways", "one way"])

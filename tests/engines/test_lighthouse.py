@@ -266,15 +266,29 @@ def test_a_lighthouse_that_is_back_is_found_again_and_the_change_is_told():
     second.shutdown()
 
 
+def test_a_worker_says_that_the_lighthouse_does_not_answer(monkeypatch, raises_clearly):
+    monkeypatch.setattr("laconic.engines.meeting.TOLD", 0.05)
+    place, told = Lighthouse("127.0.0.1:0", SEAL, silence=2.0, workers=2), []
+    link = LighthouseLink(Caller(place.address(), SEAL, 0, 1), 0.1, 20.0, told.append)
+    with contextlib.closing(link):
+        assert link.ask("a", 20.0, 20.0) == ["a"]
+        place.shutdown()
+        with raises_clearly("no Lighthouse answers"):
+            while True:
+                link.ask("b", 20.0, 0.3)
+    assert set(told) == {f"the Lighthouse at {place.address()} does not answer"}
+    assert len(told) >= 2
+
+
 # --- the room -------------------------------------------------------------------------------------
 
 
 class People:
     """A room, and what its guests were told."""
 
-    def __init__(self):
+    def __init__(self, **more):
         self.now, self.heard = 0.0, []
-        self.room = Room(patience=10.0, clock=lambda: self.now)
+        self.room = Room(patience=10.0, clock=lambda: self.now, **more)
 
     def guest(self, worker, born=1):
         tell = lambda cards: self.heard.append((worker, cards))
@@ -312,6 +326,30 @@ def test_one_who_leaves_is_not_waited_for_and_one_who_stays_is():
     people.room.ask(a, "anew")
     people.room.go(b)
     assert people.told() == [(0, ["anew"])]
+
+
+def test_enough_wait_a_grace_period_for_the_rest():
+    """Counted from when they were enough; who was late is there in the next quorum."""
+    people = People(grace=2.0, least=2)
+    a, b, c = people.guest(0), people.guest(1), people.guest(2)
+
+    def at(now):
+        people.now = now
+        people.room.look()
+        return [who for who, _ in people.told()]
+
+    people.room.ask(a, "a")
+    assert at(5.0) == []
+    people.room.ask(b, "b")
+    assert (at(6.9), at(7.0)) == ([], [0, 1])
+    people.room.ask(c, "late")
+    people.room.ask(a, "a")
+    assert at(8.0) == []
+    people.room.ask(b, "b")
+    assert at(8.0) == [0, 1, 2]
+    people.room.ask(a, "a")
+    people.room.ask(c, "c")
+    assert (at(9.9), at(10.0)) == ([], [0, 2])
 
 
 def test_most_go_on_after_long_waiting_and_half_do_not():
