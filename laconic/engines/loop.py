@@ -72,6 +72,7 @@ class Tally:
 
     seconds: Seconds = field(default_factory=Seconds)
     attempts: int = 0
+    exchanges: int = 0
     sent: int = 0
     received: int = 0
     excluded: dict[int, str] = field(default_factory=dict)
@@ -242,6 +243,7 @@ class Loop:
         local.settle(replica, new.healed)
         self._afresh = False
         tally.healed |= new.healed
+        tally.exchanges += 1
         self.at(AFTER_COMMIT, quorum.round)
         if int(replica.round) % self.programs.exchanges:
             tally.excluded |= new.verdicts["excluded"]
@@ -255,7 +257,7 @@ class Loop:
             received=self.engine.counts.received - tally.received,
             message_bits=self.programs.message_bits,
             seconds=tally.seconds,
-            attempts=tally.attempts,
+            attempts=tally.attempts - tally.exchanges + 1,  # 1: nothing was gathered again
             healed=tally.healed,
             refused=dict(self.engine.counts.refused),
             notes=tuple(self._notes),
