@@ -170,8 +170,10 @@ def pages() -> dict[str, str]:
         "appendix-meta-training.md": page(
             "Appendix: meta-trainings",
             "Every meta-training on record, by its folder in `results/meta/`; one H200, but for"
-            " `lopt-a-digits`, on two CPU cores. Some shared the card with other programs."
-            " *Score* is the mean loss on held-out seeds in units of ln(classes); lower is better.",
+            " `lopt-a-digits` and `lopt-r-…`, on two CPU cores. Some shared the card with other"
+            " programs. *Score* is the mean loss on held-out seeds in units of ln(classes), of"
+            " `lopt-r-…` the logarithm of losses over nominal Nesterov's, on held-out tasks, with"
+            " the end counting most; lower is better.",
             [meta_trainings()],
         ),
         "appendix-experiments.md": page(

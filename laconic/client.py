@@ -137,7 +137,8 @@ def local_work(
     ) -> tuple[Standing, jax.Array]:
         return walk(shared, standing, (), Work(batches), key)
 
-    return Client(init, run, steps=steps)
+    # A correction looks at the weights that a round began from, which fragments do not have.
+    return Client(init, run, steps=steps if correct is None else None)
 
 
 def beginning(shared: Any, state: State) -> Standing:

@@ -18,7 +18,7 @@ A fragment is the tree of parameters with None in the place of all other tensors
 statistics and the like are sent with the last fragment, and mixed as it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from laconic.client import Client, Controlled, Message, Shared, Standing
+from laconic.client import Client, Message, Shared, Standing
 from laconic.compress import Compressor
 from laconic.errors import LaconicError
 from laconic.outer.base import for_parts
@@ -194,14 +194,28 @@ class Cut:
         """All fragments."""
         return tuple(self.part(tree, f) for f in range(self.count))
 
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """The tree whose fragments these are."""
+        return eqx.combine(*parts)
+
     def put(self, tree: Any, f: int, part: Any) -> Any:
         """The tree with another fragment f."""
-        return eqx.combine(part, *(self.part(tree, g) for g in range(self.count) if g != f))
+        return self.joined([part if g == f else self.part(tree, g) for g in range(self.count)])
 
 
 def fragment_bits(compressor: Compressor, params: Any, count: int) -> int:
     """Bits of a worker's messages of a round, all fragments together."""
     return sum(compressor.bits(part) for part in Cut.of(params, count).parts(params))
+
+
+def check_client(client: Client) -> None:
+    """Refuse workers that cannot stop in the middle of a round."""
+    if client.steps is None:
+        raise LaconicError(
+            "fragments are for workers that take local steps of their own and need nothing but "
+            "weights: not for methods without local steps, nor for FedProx or SCAFFOLD. Leave out "
+            "fragments, delay and mix, or take another method."
+        )
 
 
 # --- one worker -----------------------------------------------------------------------------------
@@ -217,11 +231,8 @@ def walk(
     client: Client, shared: Shared, state: WorkerState, batches: Any, first: int, key: jax.Array
 ) -> tuple[WorkerState, jax.Array]:
     """Some local steps of one worker, the round's `first` and those after it."""
-    if client.steps is None:
-        raise LaconicError(
-            "fragments are exchanged between local steps, and this worker cannot stop between "
-            "them: leave out fragments, delay and mix."
-        )
+    check_client(client)
+    assert client.steps is not None
     run_key, _ = jax.random.split(key)
     standing = Standing(state.params, state.model_state, state.local, jnp.int32(first))
     end, losses = client.steps(shared, standing, batches, run_key)
@@ -288,12 +299,7 @@ def init_fragments(
     """As `init_round`, with a state of the outer optimizer for each fragment and the weights of
     each worker."""
     shared = Shared(*task.init(jax.random.fold_in(key, 0)))
-    if isinstance(workers.client.begin(shared), Controlled) or workers.client.steps is None:
-        raise LaconicError(
-            "fragments are for workers that take local steps of their own and send weights alone: "
-            "not for methods without local steps, nor for SCAFFOLD. Leave out fragments, delay and "
-            "mix, or take another method."
-        )
+    check_client(workers.client)
     cut = Cut.of(shared.params, fragments.count)
     one = init_worker(workers.client, workers.compressor, shared, cut)
     everyone = jax.tree.map(lambda x: jnp.broadcast_to(x, (clients, *jnp.shape(x))), one)

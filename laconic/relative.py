@@ -17,6 +17,7 @@ SQUARE_DECAY = 0.99  # of v ← 0.99·v + 0.01·Δ², for each parameter
 SCALE_DECAY = 0.95  # of q ← 0.95·q + 0.05·mean(Δ²), for the tensor
 TIMESCALES = (3, 10, 30, 100, 300, 1000)
 GAIN = 1.5  # the step's length is between e^−1.5 and e^1.5 of Nesterov's
+SWING = 1.2  # momentum is between −0.2 and 2.2 of Nesterov's, so that o need not be −1 for none
 SHORT = 0.5  # the largest factor of b_0.5
 LONG = 0.1  # the largest factor of b_0.99
 FLOOR = 0.1  # of s, in the denominator of the Adam-like direction
@@ -31,6 +32,7 @@ INPUTS = (
     *(f"log rms of momentum {beta} over s" for beta in DECAYS),
     "log rms of delta over s",
     "log s over rms of parameters",
+    "log mean size over rms of delta",
     "log agreement",
     "agreement known",
     "log workers",
@@ -55,7 +57,7 @@ class RelativeArchitecture:
     rate:     the nominal rate ρ
     momentum: the nominal momentum μ, one of `DECAYS`
     hidden:   width of the hidden layer
-    inputs:   the names of its inputs; weights for another list cannot be used
+    inputs:   the names of its inputs, all of `INPUTS` or some of them in that order
     """
 
     architecture: ClassVar[str] = RELATIVE
@@ -77,15 +79,21 @@ class RelativeArchitecture:
             )
         if self.hidden < 1:
             raise LaconicError(f"the hidden layer has at least one unit, got {self.hidden}.")
-        if tuple(self.inputs) != INPUTS:
+        if not self.inputs or tuple(x for x in INPUTS if x in self.inputs) != tuple(self.inputs):
             raise LaconicError(
-                f"these weights are for {len(self.inputs)} inputs that are not the {len(INPUTS)} "
-                "of this laconic's lopt-r: install the laconic that wrote them."
+                f"these weights are for {len(self.inputs)} inputs that are not among the "
+                f"{len(INPUTS)} of this laconic's lopt-r, in their "
+                "order: install the laconic that wrote them."
             )
 
     @property
+    def columns(self) -> tuple[int, ...]:
+        """Where its inputs are among `INPUTS`."""
+        return tuple(map(INPUTS.index, self.inputs))
+
+    @property
     def weights(self) -> int:
-        """|φ|: 517 with 16 hidden units."""
+        """|φ|: 533 with all inputs and 16 hidden units."""
         return (len(self.inputs) + 1) * self.hidden + (self.hidden + 1) * OUTPUTS
 
     @property

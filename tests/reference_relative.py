@@ -50,6 +50,7 @@ def step(
     weights: Any = None,
     rate: float = 0.8,
     momentum: float = 0.9,
+    columns: Any = None,
 ) -> Array:
     """What is subtracted from the parameters; the tensor's accumulators move on."""
     delta, param = np.asarray(delta, np.float64), np.asarray(param, np.float64)
@@ -64,6 +65,7 @@ def step(
     x = [cosine(delta, b) for b in before.values()]
     x += [log_ratio((1 - beta) * rms(b), s, 1, 5) for beta, b in tensor.b.items()]
     x += [log_ratio(rms(delta), s, 1, 5), log_ratio(s, rms(param), 5, 3)]
+    x += [log_ratio(float(np.mean(np.abs(delta))), rms(delta), 1, 5)]
     if deltas is None:
         x += [0.0, 0.0]
     else:
@@ -77,6 +79,7 @@ def step(
     x += [np.tanh(t / scale) for scale in (3, 10, 30, 100, 300, 1000)]
     x += [0.0, 0.0] if rounds is None else [min(t / rounds, 1), 1.0]
 
+    x = x if columns is None else [x[i] for i in columns]
     phi = {name: np.asarray(w, np.float64) for name, w in theta.items()}
     hidden = np.tanh(np.array(x, np.float64) @ phi["w0"] + phi["b0"])
     o = np.tanh(hidden @ phi["w1"] + phi["b1"])
@@ -84,7 +87,7 @@ def step(
     m_hat = 0.1 * b[0.9] / (1 - 0.9**tensor.t)
     v_hat = tensor.v / (1 - 0.99**tensor.t)
     adam = s * m_hat / (np.sqrt(v_hat) + 0.1 * s) if s else np.zeros_like(delta)
-    nesterov = delta + momentum * (1 + o[1]) * b[momentum]
+    nesterov = delta + momentum * (1 + 1.2 * o[1]) * b[momentum]
     return (
         rate
         * np.exp(1.5 * o[0])

@@ -12,7 +12,7 @@ import pytest
 
 from laconic.client import Client, gradient_client, local_client
 from laconic.compress import parse_compressor
-from laconic.federated.clients import scaffold_client
+from laconic.federated.clients import proximal_client, scaffold_client
 from laconic.fragments import (
     Cut,
     Fragments,
@@ -337,8 +337,13 @@ def test_workers_that_cannot_stop_in_a_round_are_refused(raises_clearly):
         TASK, of(client), server, Fragments(2), K, jax.random.key(0)
     )
     own: Any = Client(lambda shared: (), lambda *seen: None)  # pyright: ignore[reportArgumentType]
-    for client in (gradient_client(TASK), scaffold_client(TASK, SGD.optax(), 0.3), own):
-        with raises_clearly("not for methods without local steps", "SCAFFOLD"):
+    for client in (
+        gradient_client(TASK),
+        scaffold_client(TASK, SGD.optax(), 0.3),
+        proximal_client(TASK, SGD.optax(), 0.1),
+        own,
+    ):
+        with raises_clearly("not for methods without local steps", "FedProx or SCAFFOLD"):
             start(client)
     with raises_clearly("4 tensors cannot be cut into 5 fragments"):
         workers = set_up(OUTER["average"].make())[0]

@@ -2,11 +2,11 @@
 round."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from laconic.engines.replica import Measured, Programs, Replica
 from laconic.engines.wire import EMPTY, HEADER, Header, Seal, fill_frame, new_frame, sign_frame
 from laconic.errors import LaconicError
 from laconic.round import ClientState
+
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -70,7 +72,7 @@ class LocalWorkers:
         self._next: ClientState | None = None
         # Two frames a worker, in turn: the last round's may still be on its way when the next is
         # written, and allocating memory in every round takes longer than filling it.
-        size = programs.layout.frame
+        size = programs.frame
         self._rooms = {worker: [new_frame(size), new_frame(size)] for worker in mine}
         self._stream = _Stream(programs, np.asarray(mine))
 
@@ -89,14 +91,25 @@ class LocalWorkers:
                 weight, loss = float(message.weight[i]), float(losses[i].mean())
                 header = self._header(0, worker, now, origin, weight, loss)
                 room = self._rooms[worker][now % 2]
-                frame = fill_frame(self._programs.layout, header, tree, room)
+                fill_frame(self._programs.layout, header, tree, room)
                 # signed while the quorum is awaited
-                self._signed[worker] = self._threads.submit(self._sign, frame)
+                self._signed[worker] = self._threads.submit(self._sign, room, now)
         self.round = now
 
-    def _sign(self, frame: np.ndarray) -> Signed:
-        measured = self._programs.measure(self._seal.fold_key, frame[HEADER:])
-        return Signed(sign_frame(self._seal, frame, np.asarray(measured.folded)), measured)
+    def rehearse(self, replica: Replica) -> None:
+        """Compile what `compute` does not."""
+
+    def during(self, exchange: Callable[[], Found], replica: Replica, seconds: Seconds) -> Found:
+        """What the exchange gives; between plain rounds there is nothing to do meanwhile."""
+        return exchange()
+
+    def _sign(self, room: np.ndarray, now: int) -> Signed:
+        """The message at the beginning of a room, signed and measured."""
+        programs = self._programs.at(now)
+        frame = room[: programs.layout.frame]
+        measured = programs.measure(self._seal.fold_key, frame[HEADER:])
+        sign_frame(self._seal, frame, np.asarray(measured.folded))
+        return Signed(room, measured)
 
     def signed(self) -> dict[int, Signed]:
         """The messages."""
@@ -105,7 +118,7 @@ class LocalWorkers:
     def _header(
         self, flags: int, worker: int, now: int, origin: Digest, weight: float, loss: float
     ) -> Header:
-        layout = self._programs.layout
+        layout = self._programs.at(now).layout
         size = 0 if flags & EMPTY else layout.size
         run, structure = self._seal.run, layout.structure
         return Header(flags, run, structure, origin, now, worker, weight, loss, size)
@@ -115,11 +128,15 @@ class LocalWorkers:
         found = {}
         for worker in self._mine:
             header = self._header(EMPTY, worker, quorum.round, quorum.digest, 0.0, 0.0)
-            found[worker] = self._sign(fill_frame(self._programs.layout, header))
+            room = new_frame(self._programs.frame)
+            layout = self._programs.at(quorum.round).layout
+            fill_frame(layout, header, frame=room[: layout.frame])
+            found[worker] = self._sign(room, quorum.round)
         return found
 
-    def settle(self, replica: Replica) -> None:
-        """After the round: keep a worker's new state only if its message counted."""
+    def settle(self, replica: Replica, healed: bool) -> None:
+        """After the round: keep a worker's new state only if its message counted. The next round
+        begins from the shared state, whether that was taken over (`healed`) or not."""
         if self._next is not None and int(replica.round) > self.round:
             delivered = np.asarray(replica.accepted_K)[list(self._mine)] == self.round
             pick = lambda n, o: jnp.where(delivered.reshape(-1, *[1] * (n.ndim - 1)), n, o)

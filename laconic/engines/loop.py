@@ -10,7 +10,7 @@ restarted, paused, or diverged catches up in the same way.
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 from laconic.client import Shared
 from laconic.engines import guard
 from laconic.engines.base import Bounds, Digest, Engine, Frame, Interrupted, Quorum, text_digest
+from laconic.engines.fragments import FragmentPrograms, FragmentWorkers
 from laconic.engines.local_workers import LocalWorkers, Seconds, Signed
 from laconic.engines.replica import Judged, Measured, Programs, Replica
 from laconic.engines.wire import HEADER, Seal, new_frame
@@ -63,6 +64,30 @@ class Report(NamedTuple):
     digest: str
     committed_at: float
     shared: Shared
+
+
+@dataclass
+class Tally:
+    """What a round's report adds up over its exchanges."""
+
+    seconds: Seconds = field(default_factory=Seconds)
+    attempts: int = 0
+    exchanges: int = 0
+    sent: int = 0
+    received: int = 0
+    excluded: dict[int, str] = field(default_factory=dict)
+    healed: bool = False
+
+
+class Exchanged(NamedTuple):
+    """What came of an exchange: the state after it, and the verdicts on its messages."""
+
+    replica: Replica
+    digest: Digest
+    quorum: Quorum
+    healed: bool
+    verdicts: dict[str, Any] | None
+    committed_at: float
 
 
 def row_of(report: Report) -> dict[str, Any]:
@@ -134,9 +159,10 @@ class Loop:
             )
         if setting.missing:
             raise LaconicError("`missing` is for simulated workers: leave it out with an engine.")
-        if setting.fragments.active:
+        if setting.fragments.active and len(devices) > 1:
             raise LaconicError(
-                "fragments are for the simulator (laconic compare): leave them out with an engine."
+                "a worker that exchanges fragments has one device: leave out --devices, or "
+                "fragments, delay and mix."
             )
         self.setting = setting
         self.last = setting.rounds  # fewer if all processes agree to stop early
@@ -146,8 +172,11 @@ class Loop:
         self.at = at
         self.committed = committed
         self.handing_on = handing_on
-        self.programs = Programs(
-            task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit, devices
+        given = (task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit)
+        self.programs: Programs | FragmentPrograms = (
+            FragmentPrograms(*given, setting.fragments)
+            if setting.fragments.active
+            else Programs(*given, devices)
         )
         self.path = None if folder is None else checkpoint_path(Path(folder), engine)
         self.every = checkpoint_every
@@ -156,6 +185,7 @@ class Loop:
         self._notes: list[str] = []
         self._afresh = False  # local state that no checkpoint gave, before its first round
         self.final: tuple[Replica, Digest] | None = None  # the state after all rounds
+        self._tally = Tally()
 
     def rounds(self) -> Generator[Report, None, None]:
         """Start or resume, until all rounds are done and all peers have their result."""
@@ -166,12 +196,12 @@ class Loop:
             )
         digest = self._hold(self.programs.digest(replica), replica)
         self._warm_up(replica, local, digest)  # compile before peers wait for this process
-        layout, state = self.programs.layout, self.programs.replica_layout
-        structure = text_digest(layout.structure, state.structure, layout.frame, self.running)
+        frame, state = self.programs.frame, self.programs.replica_layout
+        structure = text_digest(self._messages(), state.structure, frame, self.running)
         try:
-            bounds = Bounds(state.size, self.last)
-            self.engine.open(layout.frame, structure, self._snapshot, bounds)
-            while int(replica.round) < self.last:
+            bounds = Bounds(state.size, self.exchanges)
+            self.engine.open(frame, structure, self._snapshot, bounds)
+            while int(replica.round) < self.exchanges:
                 replica, digest, report = self._round(replica, local, digest)
                 if report is not None:
                     yield report
@@ -182,23 +212,80 @@ class Loop:
             self._threads.shutdown()
             local.close()
 
+    @property
+    def exchanges(self) -> int:
+        """How many there are until the end; without fragments, one a round."""
+        return self.last * self.programs.exchanges
+
+    def done(self, replica: Replica) -> int:
+        """The rounds after which this is the state."""
+        return int(replica.round) // self.programs.exchanges
+
+    def _messages(self) -> Any:
+        """The structures of all messages of a round."""
+        found = [self.programs.at(f).layout.structure for f in range(self.programs.exchanges)]
+        return found[0] if len(found) == 1 else found
+
     def _round(
         self, replica: Replica, local: LocalWorkers, digest: Digest
     ) -> tuple[Replica, Digest, Report | None]:
-        """One round; there is no report if the final state was taken over from a peer."""
-        now, seconds, attempts = int(replica.round), Seconds(), 0
-        sent, received = self.engine.counts.sent, self.engine.counts.received
-        local.compute(replica, digest, seconds)
+        """One exchange; a report after a round's last one, but none if the final state was taken
+        over from a peer."""
+        tally = self._tally
+        if tally.attempts == 0:
+            tally.sent, tally.received = self.engine.counts.sent, self.engine.counts.received
+        local.compute(replica, digest, tally.seconds)
+        exchange = lambda: self._exchange(replica, local, digest)
+        new = local.during(exchange, replica, tally.seconds)
+        replica, digest, quorum = new.replica, new.digest, new.quorum
+        if new.verdicts is None:
+            return replica, digest, None
+        local.settle(replica, new.healed)
+        self._afresh = False
+        tally.healed |= new.healed
+        tally.exchanges += 1
+        self.at(AFTER_COMMIT, quorum.round)
+        if int(replica.round) % self.programs.exchanges:
+            tally.excluded |= new.verdicts["excluded"]
+            return replica, digest, None
+        new.verdicts["excluded"] = tally.excluded | new.verdicts["excluded"]
+        report = Report(
+            round=self.done(replica),
+            quorum=quorum,
+            **new.verdicts,
+            sent=self.engine.counts.sent - tally.sent,
+            received=self.engine.counts.received - tally.received,
+            message_bits=self.programs.message_bits,
+            seconds=tally.seconds,
+            attempts=tally.attempts - tally.exchanges + 1,  # 1: nothing was gathered again
+            healed=tally.healed,
+            refused=dict(self.engine.counts.refused),
+            notes=tuple(self._notes),
+            digest=digest.hex(),
+            committed_at=new.committed_at,
+            shared=replica.shared,
+        )
+        self._tally = Tally()
+        self.committed(report, self._due(report.round))
+        with tally.seconds.spent("store"):
+            self._checkpoint(replica, local)
+        report = report._replace(notes=tuple(self._notes))
+        self._notes = []
+        return replica, digest, report
+
+    def _exchange(self, replica: Replica, local: LocalWorkers, digest: Digest) -> Exchanged:
+        """Quorum, gather, outer step and commit; there are no verdicts if the others are done."""
+        now, seconds = int(replica.round), self._tally.seconds
         while True:
-            attempts += 1
+            self._tally.attempts += 1
             try:
                 self.at(BEFORE_QUORUM, now)
                 with seconds.spent("quorum"):
                     quorum = self.engine.quorum(now, digest)
                 self.at(BEFORE_GATHER, now)
                 behind = quorum.digest != digest
-                if quorum.round >= self.last:  # the others are done: nothing to gather
-                    return *self._take_over(quorum, local), None
+                if quorum.round >= self.exchanges:  # the others are done: nothing to gather
+                    return Exchanged(*self._take_over(quorum), quorum, True, None, time.time())
                 with seconds.spent("check"):
                     own = local.nothing(quorum) if behind else local.signed()
                 if len(quorum.sources) < len(quorum.workers):
@@ -206,7 +293,7 @@ class Loop:
                 with seconds.spent("gather"):
                     frames = self.engine.gather({worker: one.frame for worker, one in own.items()})
                     if behind:  # only now, so that no peer waits for it in the gather
-                        replica, digest = self._take_over(quorum, local)
+                        replica, digest = self._take_over(quorum)
                 break
             except Interrupted as interruption:
                 self._notes.append(str(interruption))
@@ -215,32 +302,7 @@ class Loop:
         self.at(BEFORE_COMMIT, quorum.round)
         self._hold(digest, replica)
         self.engine.commit(True, digest)
-        committed_at = time.time()
-        local.settle(replica)
-        self._afresh = False
-        self.at(AFTER_COMMIT, quorum.round)
-        report = Report(
-            round=quorum.round + 1,
-            quorum=quorum,
-            **verdicts,
-            sent=self.engine.counts.sent - sent,
-            received=self.engine.counts.received - received,
-            message_bits=self.programs.message_bits,
-            seconds=seconds,
-            attempts=attempts,
-            healed=behind,
-            refused=dict(self.engine.counts.refused),
-            notes=tuple(self._notes),
-            digest=digest.hex(),
-            committed_at=committed_at,
-            shared=replica.shared,
-        )
-        self.committed(report, self._due(report.round))
-        with seconds.spent("store"):
-            self._checkpoint(replica, local)
-        report = report._replace(notes=tuple(self._notes))
-        self._notes = []
-        return replica, digest, report
+        return Exchanged(replica, digest, quorum, behind, verdicts, time.time())
 
     def _outer(
         self,
@@ -250,10 +312,15 @@ class Loop:
         own: dict[int, Signed],
         seconds: Seconds,
     ) -> tuple[Replica, Digest, dict[str, Any]]:
-        now, programs, slots = int(replica.round), self.programs, range(self.engine.slots)
+        now, slots = int(replica.round), range(self.engine.slots)
+        programs = self.programs.at(now)
         with seconds.spent("check"):
-            arrays = {worker: np.frombuffer(frame, np.uint8) for worker, frame in frames.items()}
-            found = {worker: self._measure(x, own.get(worker)) for worker, x in arrays.items()}
+            # rooms are as large as the largest message
+            read = lambda frame: np.frombuffer(frame, np.uint8)[: programs.layout.frame]
+            arrays = {worker: read(frame) for worker, frame in frames.items()}
+            found = {
+                worker: self._measure(programs, x, own.get(worker)) for worker, x in arrays.items()
+            }
             folds = {w: np.asarray(one.folded) for w, one in found.items() if one is not None}
             admitted = [
                 guard.admit(self.seal, programs.layout, arrays.get(k), folds.get(k), k, now, origin)
@@ -267,25 +334,28 @@ class Loop:
         with seconds.spent("outer"):
             replica = jax.block_until_ready(programs.outer(replica, measured, weights_K, judged))
         with seconds.spent("check"):
-            return replica, programs.digest(replica), _verdicts(judged, measured, admitted)
+            return replica, self.programs.digest(replica), _verdicts(judged, measured, admitted)
 
-    def _measure(self, array: np.ndarray, own: Signed | None) -> Measured | None:
+    def _measure(
+        self, programs: Programs, array: np.ndarray, own: Signed | None
+    ) -> Measured | None:
         """A frame's body on the device; None if it has another size. Our own is there already."""
-        if array.size != self.programs.layout.frame:
+        if array.size != programs.layout.frame:
             return None
         if own is not None and array.ctypes.data == own.frame.ctypes.data:
             return own.measured
-        return self.programs.measure(self.seal.fold_key, array[HEADER:])
+        return programs.measure(self.seal.fold_key, array[HEADER:])
 
     def _warm_up(self, replica: Replica, local: LocalWorkers, digest: Digest) -> None:
         seconds = Seconds()
         local.compute(replica, digest, seconds)
         frames = {worker: one.frame for worker, one in local.signed().items()}
         self._outer(replica, digest, frames, {}, seconds)
+        local.rehearse(replica)
 
     # --- peers ------------------------------------------------------------------------------------
 
-    def _take_over(self, quorum: Quorum, local: LocalWorkers) -> tuple[Replica, Digest]:
+    def _take_over(self, quorum: Quorum) -> tuple[Replica, Digest]:
         layout = self.programs.replica_layout
         body = np.frombuffer(self.engine.heal(quorum), np.uint8)
         if body.size != layout.size:
@@ -298,10 +368,9 @@ class Loop:
         digest = self.programs.digest(replica)
         if digest != quorum.digest:
             raise Interrupted("the state that came is not the one the quorum follows.")
-        self._notes.append(f"took over the state of round {quorum.round}")
+        self._notes.append(f"took over the state of round {self.done(replica)}")
         if self._afresh:
             self._notes.append("no checkpoint: the local optimizer and its residual start afresh")
-        local.settle(replica)
         return replica, self._hold(digest, replica)
 
     def _farewell(self, replica: Replica, digest: Digest) -> None:
@@ -333,18 +402,20 @@ class Loop:
         replica, clients = self.programs.start()
         if self.path is not None and self.path.exists():
             (replica, clients), _ = checkpoint.load(self.path, (replica, clients))
-            self._notes.append(f"resumed after round {int(replica.round)} from {self.path.name}")
+            self._notes.append(f"resumed after round {self.done(replica)} from {self.path.name}")
         else:
             self._afresh = bool(jax.tree.leaves(clients))
-        mine = self.engine.mine
-        return replica, LocalWorkers(self.programs, self.seal, mine, clients, self._threads)
+        given: Any = (self.programs, self.seal, self.engine.mine, clients, self._threads)
+        if isinstance(self.programs, FragmentPrograms):
+            return replica, FragmentWorkers(*given, last=lambda: self.exchanges)
+        return replica, LocalWorkers(*given)
 
     def _due(self, done: int) -> bool:
         regular = self.every > 0 and done % self.every == 0
         return self.path is not None and (regular or done == self.last)
 
     def _checkpoint(self, replica: Replica, local: LocalWorkers) -> None:
-        done = int(replica.round)
+        done = self.done(replica)
         if self.path is None or not self._due(done):
             return
         about = {"round": done, "run": self.seal.run.hex()}

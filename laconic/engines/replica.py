@@ -126,6 +126,12 @@ class Programs:
         sizes = jnp.zeros(arrays, jnp.float32) if arrays else ()
         self.absent = Measured(zeros, None, jnp.float32(0), jnp.array(True), sizes)
         self.message_bits = method.compressor.bits(replica.shared.params)
+        self.exchanges = 1  # a round
+        self.frame = self.layout.frame  # bytes of the largest message
+
+    def at(self, exchange: int) -> "Programs":
+        """The programs of one exchange; fragments have their own."""
+        return self
 
     def start(self) -> tuple[Replica, ClientState]:
         """The replica before the first round, and this process's first client states [mine, …]."""
@@ -186,8 +192,7 @@ class Programs:
 
     def digest(self, replica: Replica) -> Digest:
         """The name of a state: a hash of its fingerprint and structure."""
-        bits = np.asarray(self._digest(replica)).tobytes()
-        return hashlib.sha256(self.replica_layout.structure + bits).digest()
+        return name_of(self.replica_layout, self._digest(replica))
 
     def _workers(self, task: Task) -> Simulated:
         if self._machine is not None:
@@ -290,6 +295,11 @@ class Programs:
 
 def _erase(good: jax.Array, tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.where(good, x, jnp.zeros((), x.dtype)), tree)
+
+
+def name_of(layout: Layout, prints: jax.Array) -> Digest:
+    """The name of a state with this layout and these fingerprints."""
+    return hashlib.sha256(layout.structure + np.asarray(prints).tobytes()).digest()
 
 
 def fingerprint(tree: Any) -> jax.Array:

@@ -288,15 +288,16 @@ class MetaTrainer:
 
     def score(self, curves: Sequence[np.ndarray]) -> float:
         """How bad the φ of these curves is, see `score`. Where settings are drawn the losses are
-        logarithms, and the score is their mean difference from those of the untrained φ: below 0
-        is better than that."""
+        logarithms, and each task has its mean difference from those of the untrained φ. The score
+        is the worst of these while one is above 0, and their mean once none is: a φ that is never
+        behind the untrained one comes before all others."""
         if not any(inner.spread for inner in self._judged[1]):
             return score(curves, self._judged[0][0], self.outer.horizon)
         if self._untrained is None:
             untrained = self._everywhere(self.learned.init(jax.random.key(0)))
             self._untrained = self.judge(untrained, *curves[0].shape)
-        differences = map(np.subtract, curves, self._untrained)
-        return float(np.mean([difference.mean() for difference in differences]))
+        each = [float(np.mean(a - b)) for a, b in zip(curves, self._untrained, strict=True)]
+        return max(each) if max(each) > 0 else float(np.mean(each))
 
     def _settled(
         self, tasks: Sequence[Task], inners: Sequence[Inner]

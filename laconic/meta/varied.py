@@ -4,11 +4,11 @@ A family fixes what decides shapes: the task, the workers' optimizer, and the mo
 steps and examples. What else matters to an outer optimizer is drawn for each run from the run's own
 key: see `Drawn`. So a family compiles once, and the two signs of a pair share a setting.
 
-The loss of a round is ½·log(train) + ½·log(valid): the workers' train loss before the outer step
-and the loss after it on a held-out batch. In an antithetic pair only the difference of logarithms
-counts, so every task has the same voice however large its loss is, and the same run with a nominal
-step, subtracted from both, would change nothing: the objective is relative to it. Half the weight
-lies on the last fifth of a run, or nothing would count a late stall.
+The loss of a round is 0.95·log(train) + 0.05·log(valid): the workers' train loss before the outer
+step and the loss after it on a held-out batch. In an antithetic pair only the difference of
+logarithms counts, so every task has the same voice however large its loss is, and the same run with
+a nominal step, subtracted from both, would change nothing: the objective is relative to it. Half
+the weight lies on the last fifth of a run, or nothing would count a late stall.
 """
 
 import math
@@ -47,8 +47,9 @@ from laconic.tasks.base import Task
 from laconic.workers import Simulated
 
 SETTING = (1 << 20) + 2  # of a run's key: the stream of its setting
-LEAST_LOSS = 1e-3  # losses far below it count as equal
-FEWEST_EXAMPLES = 256
+TRAIN = 0.95  # the share of the train loss in the meta-loss
+LEAST_LOSS = 1e-4  # losses far below it count as equal
+FEWEST_EXAMPLES = 32  # so few are learned by heart, as a small task's data are
 LEAST_WORKERS = 2
 TOLD = 0.75  # the probability that K, or H, or the run's length, or agreement is told
 LATE = 0.8  # the share of a run after which its rounds count more
@@ -162,7 +163,7 @@ def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
             valid = task.evaluate(shared.params, shared.model_state, batch)["loss"]
             both = jnp.log1p(capped(jnp.stack([train, valid]), worst) / LEAST_LOSS)
             weight = jnp.where(late, 0.5 + 0.5 / (1 - LATE), 0.5)
-            return state, weight * jnp.mean(both)
+            return state, weight * (TRAIN * both[0] + (1 - TRAIN) * both[1])
 
         state, losses_T = jax.lax.scan(one_round, run.state, items)
         return Lasting(state, run.rounds), losses_T

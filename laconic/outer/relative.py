@@ -6,7 +6,8 @@ parameters,
     b_β ← β·b_β + Δ  for β = 0.5, 0.9, 0.99
     v ← 0.99·v + 0.01·Δ²,  q ← 0.95·q + 0.05·mean(Δ²),  m = 0.1·b_0.9  (with a hat: bias-corrected)
     s = √q̂,  o = tanh(head(inputs))
-    step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + o₁)·b_μ + 0.5·o₂·b_0.5 + 0.1·o₃·b_0.99 + o₄·s·m̂/(√v̂ + 0.1·s)]
+    step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + 1.2·o₁)·b_μ + 0.5·o₂·b_0.5 + 0.1·o₃·b_0.99
+                        + o₄·s·m̂/(√v̂ + 0.1·s)]
 
 The inputs (`INPUTS`) are ratios and counts, so a step scales with Δ and p, and every tensor is on
 its own. With a zero last layer o = 0, and the step is Nesterov's with rate ρ and momentum μ.
@@ -38,6 +39,7 @@ from laconic.relative import (
     SHORT,
     SIZE_UNIT,
     SQUARE_DECAY,
+    SWING,
     TIMESCALES,
     TINY,
     RelativeArchitecture,
@@ -80,14 +82,14 @@ class RelativeOptimizer(RelativeArchitecture):
         rate: ρ, the rate of the Nesterov step that it begins with.
         momentum: μ, its momentum: 0.5, 0.9 or 0.99.
         hidden: width of the hidden layer.
-        inputs: the names of its inputs; leave them as they are.
+        inputs: the names of its inputs, all that there are or some of them.
 
     Example:
         >>> import jax
         >>> from laconic import RelativeOptimizer
         >>> lopt_r = RelativeOptimizer()
         >>> len(lopt_r.inputs), lopt_r.weights
-        (26, 517)
+        (27, 533)
         >>> outer = lopt_r(lopt_r.init(jax.random.key(0)), workers=8, rounds=500)
         >>> params = {"w": jax.numpy.ones((3, 2))}
         >>> updates, state = outer.tx.update(params, outer.tx.init(params), params)
@@ -243,6 +245,7 @@ def _see(round: jax.Array, delta: jax.Array, old: Moments, param: jax.Array) -> 
     inputs += [
         _log_ratio(square, scale),
         _log_ratio(scale, _mean(p, p), PARAMETER_UNIT, PARAMETER_LIMIT),
+        _log_ratio(jnp.square(jnp.sum(jnp.abs(delta)) / max(delta.size, 1)), square),
     ]
     return _Seen(Moments(b, v, q), jnp.sqrt(scale + TINY), square, inputs)
 
@@ -260,7 +263,8 @@ def _steps(
         return []
     common = _common(told)
     rows = zip(deltas, seen, norms, strict=True)
-    inputs = jnp.stack([_row(delta, tensor, norm, common) for delta, tensor, norm in rows])
+    every = jnp.stack([_row(delta, tensor, norm, common) for delta, tensor, norm in rows])
+    inputs = every[:, jnp.array(spec.columns)]
     hidden = jnp.tanh(_dot(inputs, theta["w0"]) + theta["b0"][None])
     outputs = jnp.tanh(_dot(hidden, theta["w1"]) + theta["b1"][None])
     rows = zip(outputs, deltas, seen, strict=True)
@@ -275,7 +279,7 @@ def _step(
     m_hat = (1 - DECAYS[FAST]) / _correction(DECAYS[FAST], round) * b[FAST]
     v_hat = v / _correction(SQUARE_DECAY, round)
     adam = m_hat / (jnp.sqrt(v_hat + TINY) + FLOOR * s)
-    nesterov = delta + spec.momentum * (1 + o[1]) * b[DECAYS.index(spec.momentum)]
+    nesterov = delta + spec.momentum * (1 + SWING * o[1]) * b[DECAYS.index(spec.momentum)]
     mixed = nesterov + SHORT * o[2] * b[0] + LONG * o[3] * b[-1] + o[4] * s * adam
     return spec.rate * jnp.exp(GAIN * o[0]) * mixed
 

@@ -67,7 +67,9 @@ def _small(spec: str) -> Small:
 
 
 def small_task(spec: str) -> str:
-    """The task at a small size; a width or side that it gives becomes an eighth."""
+    """The task at a small size; a width or side that it gives becomes an eighth. Numbers of its
+    meta-training, after an @, stay."""
+    spec, at, numbers = spec.partition("@")
     name, _, given = spec.partition(":")
     own = dict(item.split("=", 1) for item in given.split(",") if given)
     for key, least in EIGHTHS.items():
@@ -77,7 +79,7 @@ def small_task(spec: str) -> str:
         own.pop(key, None)
     options = _small(spec).options | own
     words = ",".join(f"{key}={value}" for key, value in options.items())
-    return f"{name}:{words}" if words else name
+    return (f"{name}:{words}" if words else name) + at + numbers
 
 
 def quarter(count: int) -> int:
@@ -118,6 +120,7 @@ def smoke_meta(config: MetaConfig) -> MetaConfig:
         average=0.0,
         judge_every=STEPS,
         judge_seeds=1,
+        judge_tasks=tuple(small_task(task) for task in config.judge_tasks),
         checkpoint_every=STEPS,
         init=None,  # what it would begin from has other sizes
     )

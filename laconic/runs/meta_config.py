@@ -12,6 +12,7 @@ from laconic.meta.problem import Inner, Learned
 from laconic.meta.train import Outer
 from laconic.outer.learned import LearnedOptimizer
 from laconic.outer.relative import RelativeOptimizer
+from laconic.relative import INPUTS
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ class MetaConfig:
     """The rate of the Nesterov step that lopt-r begins with."""
     nominal_momentum: float = 0.9
     """The momentum of that step: 0.5, 0.9 or 0.99."""
+    hidden: int = 16
+    """The width of lopt-r's hidden layer."""
+    left_out: tuple[str, ...] = ()
+    """Inputs that lopt-r does without: each of these words leaves out those whose names it begins,
+    as time or agreement does."""
     seed: int = 0
     """Seed of φ, of perturbations and of everything the runs draw."""
     judge_tasks: tuple[str, ...] = ()
@@ -126,13 +132,22 @@ class MetaConfig:
     def learned(self) -> Learned:
         """The architecture to train; LAgg needs one K for all tasks."""
         if self.architecture == "lopt-r":
-            return RelativeOptimizer(self.nominal_rate, self.nominal_momentum)
+            return RelativeOptimizer(
+                self.nominal_rate, self.nominal_momentum, self.hidden, self._relative()
+            )
         gathers = self.architecture.startswith("lagg")
         K = self.inners()[0].workers if gathers else None
         shared = {
             name: getattr(self, name) for name in ("time", "output_scale", "widest", "deepest")
         }
         return LearnedOptimizer(self.architecture, K, **shared)
+
+    def _relative(self) -> tuple[str, ...]:
+        """The inputs of lopt-r that are not left out."""
+        for word in self.left_out:
+            if not any(name.startswith(word) for name in INPUTS):
+                raise unknown("input of lopt-r", word, INPUTS)
+        return tuple(x for x in INPUTS if not x.startswith(self.left_out))
 
     def inners(self) -> list[Inner]:
         """Each task's setting."""

@@ -17,11 +17,13 @@ from typing import Any, Protocol
 
 from laconic.compress import parse_compressor
 from laconic.engines.base import Engine, Refused, SimulatedEngine
+from laconic.engines.fragments import FragmentPrograms
 from laconic.engines.identity import Identity, code_version, short_hash
 from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
 from laconic.engines.machine import Devices, check_devices, local_devices
 from laconic.engines.wire import Seal
 from laconic.errors import CannotBegin, LaconicError, require_positive
+from laconic.fragments import Fragments
 from laconic.means import MEAN, parse_aggregate
 from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
@@ -111,6 +113,12 @@ class TrainConfig:
     devices: Devices = 1
     """Split each local step's minibatch over this many devices, or over all of them; the batch must
     be a multiple. The numbers stay those of one device, up to rounding."""
+    fragments: int = 1
+    """F, the parts in which the model is exchanged, each at its own time in a round."""
+    delay: int = 0
+    """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
+    mix: float = 0.0
+    """The share of its own weights that a worker keeps when a fragment arrives."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -273,6 +281,7 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
         config.rounds,
         (config.seed,),
         config.rounds,
+        fragments=_fragments(config),
     )
     compressor = parse_compressor(config.compress)
     aggregate = parse_aggregate(config.aggregate)
@@ -280,6 +289,11 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
     return method.told(K, H, config.rounds), setting
+
+
+def _fragments(config: TrainConfig) -> Fragments:
+    """The fragments that a config asks for."""
+    return Fragments(config.fragments, config.delay, config.mix)
 
 
 def _every(config: TrainConfig) -> int | None:
@@ -304,6 +318,8 @@ def run_name(config: TrainConfig) -> str:
     another laconic there may have another one of a published name.
     """
     without = OWN if config.patience is not None else (*OWN, "patience", "evaluate_every")
+    if not _fragments(config).active:
+        without = (*without, "fragments", "delay", "mix")
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     if config.aggregate == MEAN:
         del said["aggregate"]  # as in runs that were begun before there was another
@@ -516,7 +532,7 @@ class Part:
 
     def _outlook(self, loop: Loop) -> Outlook | None:
         """Compile the local steps of a training in one process → what tells how long it takes."""
-        if len(self.engine.mine) < self.engine.slots:
+        if len(self.engine.mine) < self.engine.slots or isinstance(loop.programs, FragmentPrograms):
             return None
         steps, T = loop.programs.K * loop.programs.H, self.config.rounds
         outlook = Outlook(
@@ -540,7 +556,7 @@ class Part:
         if loop.final is None:
             raise LaconicError("the training ended before all its rounds were done.")
         replica, digest = loop.final
-        about = {"round": int(replica.round), "digest": digest.hex()}
+        about = {"round": loop.done(replica), "digest": digest.hex()}
         self.observer.end(about)
         checkpoint.save(self.folder.path / WEIGHTS, replica.shared, {**self._names(), **about})
         early = self._early()

@@ -132,6 +132,7 @@ def _text(options: Options) -> Dataset:
 
 _mlp2 = partial(_mlp, 2)
 _mlp3 = partial(_mlp, 3)
+_mlp4 = partial(_mlp, 4)
 _resnet = partial(_large, resnet_task, ("blocks", "width", "stem", "conv"))
 _vit = partial(_large, vit_task, ("patch", "hidden", "heads", "layers"))
 _byte_lm = partial(_large, lm_task, ("context", "hidden", "heads", "layers"))
@@ -179,6 +180,7 @@ TASKS: dict[str, NamedTask] = {
     "fmnist-mlp3": NamedTask("Fashion-MNIST, MLP with three hidden layers", _fmnist, _mlp3, _WIDE),
     "fmnist-cnn": NamedTask("Fashion-MNIST, three convolutions", _fmnist, _cnn, _CHANNELS),
     "cifar10-mlp2": NamedTask("CIFAR-10, MLP with two hidden layers", _cifar10, _mlp2, _WIDE),
+    "cifar10-mlp4": NamedTask("CIFAR-10, MLP with four hidden layers", _cifar10, _mlp4, _WIDE),
     "cifar10-cnn": NamedTask("CIFAR-10, three convolutions", _cifar10, _cnn, _CHANNELS),
     "cifar10-cnn-bn": NamedTask(
         "CIFAR-10, three convolutions with BatchNorm", _cifar10, _norm_cnn, _CHANNELS

@@ -24,6 +24,7 @@ from laconic.relative import (
     SHORT,
     SIZE_UNIT,
     SQUARE_DECAY,
+    SWING,
     TIMESCALES,
     TINY,
     RelativeArchitecture,
@@ -84,10 +85,12 @@ class RelativePhi:
         ]
         inputs.append(_log_ratio(square, scale))
         inputs.append(_log_ratio(scale, _mean(param * param), PARAMETER_UNIT, PARAMETER_LIMIT))
+        inputs.append(_log_ratio(torch.square(_mean(delta.abs())), square))
         inputs += _agreement(square, delta.numel(), squares, weights)
         known = self._known(t, delta, squares, weights)
         numbers = torch.tensor(known, dtype=torch.float32, device=delta.device)
-        o = self._head(torch.cat([torch.stack(inputs), numbers]))
+        columns = list(self.architecture.columns)
+        o = self._head(torch.cat([torch.stack(inputs), numbers])[columns])
         return self._mixed(o, t, delta, b, v, torch.sqrt(scale + TINY))
 
     def _mixed(
@@ -103,7 +106,7 @@ class RelativePhi:
         momentum = self.architecture.momentum
         m_hat = (1 - DECAYS[FAST]) / _correction(DECAYS[FAST], t) * b[FAST]
         v_hat = v / _correction(SQUARE_DECAY, t)
-        change = delta + momentum * (1 + o[1]) * b[DECAYS.index(momentum)]
+        change = delta + momentum * (1 + SWING * o[1]) * b[DECAYS.index(momentum)]
         change.add_(SHORT * o[2] * b[0]).add_(LONG * o[3] * b[-1])
         change.add_(o[4] * s * (m_hat / (torch.sqrt(v_hat + TINY) + FLOOR * s)))
         return change.mul_(self.architecture.rate * torch.exp(GAIN * o[0]))

@@ -302,8 +302,8 @@ def test_a_run_tells_what_was_left_out():
     [
         (lambda: RelativeOptimizer(momentum=0.8), "momentum must be one of 0.5, 0.9, 0.99"),
         (lambda: RelativeOptimizer(rate=0.0), "rate must be positive"),
-        (lambda: RelativeOptimizer(inputs=("time",)), "inputs that are not the 26"),
-        (lambda: SPEC({"w0": np.zeros((26, 16))}), "not of lopt-r: b0 is missing"),
+        (lambda: RelativeOptimizer(inputs=("time",)), "inputs that are not among the 27"),
+        (lambda: SPEC({"w0": np.zeros((27, 16))}), "not of lopt-r: b0 is missing"),
         (lambda: SPEC(THETA, workers=0), "workers must be at least 1"),
         (lambda: SPEC(THETA, rounds=-1), "rounds must be at least 1"),
         (lambda: SPEC(THETA, accumulators="int8"), "accumulators"),

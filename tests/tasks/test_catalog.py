@@ -39,6 +39,7 @@ PARAMETERS = {
     "fmnist-mlp3": 134_794,
     "fmnist-cnn": 56_394,
     "cifar10-mlp2": 411_146,
+    "cifar10-mlp4": 444_170,
     "cifar10-cnn": 56_970,
     "cifar10-cnn-bn": 57_130,
     "imagenet32-mlp2": 435_656,  # ImageNet's with 200 classes

@@ -146,8 +146,8 @@ def test_a_header_that_lies(tmp_path, raises_clearly, change, says):
 
 
 RELATIVE_LIES = [
-    ("inputs", ["time"], "weights are for 1 inputs that are not the 26"),
-    ("inputs", a_meta(LOPT_R)["learned"]["inputs"][::-1], "inputs that are not the 26"),
+    ("inputs", ["time"], "weights are for 1 inputs that are not among the 27"),
+    ("inputs", a_meta(LOPT_R)["learned"]["inputs"][::-1], "inputs that are not among the 27"),
     ("inputs", "time", "learned.inputs must be a list"),
     ("rate", -1.0, "nominal rate must be positive"),
     ("momentum", 0.8, "nominal momentum must be one of 0.5, 0.9, 0.99"),
