@@ -44,7 +44,7 @@ ONLY_PARSED = {
     "file=text/lm1b_train.txt": "a corpus that must be fetched by hand",
     "reproduce table-rounds": "minutes at its smallest scale; `make smoke` runs two others",
     "meta-train fed": "the same command as meta-train lopt-a-fmnist, and minutes to compile",
-    "--here 2": "waits for a second machine",
+    "--here 1": "waits for other machines",
     "worker --join 10.0.0.1": "joins from another machine",
     "srun": "needs SLURM",
     "torchrun": "needs four processes; tests/cli/test_processes_command.py starts them",
