@@ -4,6 +4,7 @@ Every comparison, sweep and experiment on record has its whole table on one of t
 writes the pages again and compares.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,21 @@ def experiment_section(folder: Path) -> str:
             *experiment_tables(folder),
         ]
     )
+
+
+def attacks() -> str:
+    """A row for each mean of the replies: test accuracy in % under every attack. It stands in
+    docs/flower.md."""
+    record = json.loads((RESULTS / "benchmarks" / "attacks-cpu.json").read_text())
+    cells: dict[str, list[str]] = {}
+    heads = {}
+    for row in record["rows"]:
+        count = 100 * row["attackers"] // record["clients"]
+        heads[f"{row['attack']}, {count} %" if count else "no attack"] = None
+        mean = sum(row["accuracy"]) / len(row["accuracy"])
+        cells.setdefault(row["mean"], []).append(f"{100 * mean:.1f}")
+    rows = [[f"`{name}`" if name[0].islower() else name, *row] for name, row in cells.items()]
+    return markdown(["`aggregate`", *heads], rows)
 
 
 def meta_trainings() -> str:

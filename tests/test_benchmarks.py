@@ -49,6 +49,14 @@ def test_federated_prints_its_figures_as_json():
 
 
 @pytest.mark.slow
+def test_attacks_print_accuracies_as_json():
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'laconic[flower]'")
+    rows = printed("attacks.py --rounds 2 --seeds 1 --means mean median")["rows"]
+    assert len(rows) == 2 * 9
+    assert all(0 <= accuracy <= 1 for row in rows for accuracy in row["accuracy"])
+
+
+@pytest.mark.slow
 def test_step_accuracy_prints_its_figures_as_json():
     errors = printed("step_accuracy.py --small --rounds 1 --precisions bf16x3")["errors"]
     assert set(errors) == {"lopt-a", "lagg-a"}

@@ -115,3 +115,7 @@ def test_a_claims_numbers_are_on_its_page(claim, numbers, link):
     page = (CLAIMS.parent / link.partition("#")[0]).read_text()
     for number in re.findall(r"\d[\d.]*\d|\d", numbers):
         assert number in page, f"{claim}: {number}"
+
+
+def test_the_flower_page_shows_what_attackers_leave():
+    assert appendix.attacks() in (ROOT / "docs" / "flower.md").read_text()
