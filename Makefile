@@ -28,10 +28,6 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.core
 	@touch $@
 
 # PyTorch is pinned to a version that is to be had as a CPU build; the extras themselves take any recent one.
-$(VENV)/.torchft: pyproject.toml $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[torch,torchft]' torch==2.13.0
-	@touch $@
-
 $(VENV)/.extras: pyproject.toml $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]' torch==2.13.0
 	@touch $@
@@ -43,7 +39,7 @@ $(VENV)/.docs: pyproject.toml $(VENV)/.core
 demo: $(VENV)/.core  ## compare optimizers on bundled data, about a minute
 	$(BIN)/laconic compare
 
-demo-distributed: $(VENV)/.torchft  ## train with four processes and a learned outer step, kill one on the way; under two minutes
+demo-distributed: $(VENV)/.core  ## train with four processes and a learned outer step, kill one on the way; under two minutes
 	$(BIN)/python benchmarks/kill_demo.py
 
 smoke: $(VENV)/.core  ## reproduce the two shortest of the paper's experiments in small, on Fashion-MNIST; minutes

@@ -78,8 +78,8 @@ def work(spec):
     import jax
     import numpy as np
 
+    from laconic.engines.elastic import ElasticEngine, Timeouts
     from laconic.engines.loop import BEFORE_QUORUM, Loop
-    from laconic.engines.torchft import Timeouts, TorchFTEngine
     from laconic.engines.wire import Seal
     from laconic.method import Setting
 
@@ -88,7 +88,7 @@ def work(spec):
             time.sleep(spec.pace)
 
     seal = Seal.of("benchmark", spec.folder)
-    engine = TorchFTEngine(
+    engine = ElasticEngine(
         spec.worker, spec.workers, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts)
     )
     setting = Setting(spec.workers, spec.local_steps, spec.batch, spec.rounds, (0,))
@@ -236,9 +236,6 @@ class Fleet:
 
 
 if __name__ == "__main__":
-    import laconic.engines.loop
-    import laconic.engines.torchft  # noqa: F401  (imported before the first fork, so that no worker has to)
-
     nurse(
         lambda line: Spec(**json.loads(line)),
         lambda spec: f"{spec.folder}/stderr-{spec.worker}",

@@ -57,15 +57,15 @@ def run_module(
 
     launch.PYTHON = tuple(python)
     if words[1] == "worker":
-        from laconic.engines.torchft import TorchFTEngine
+        from laconic.engines.elastic import ElasticEngine
 
-        quorum = TorchFTEngine.quorum
+        quorum = ElasticEngine.quorum
 
         def later(self, round, digest):
             before_quorum()
             return quorum(self, round, digest)
 
-        TorchFTEngine.quorum = later
+        ElasticEngine.quorum = later
     cli.main(words[1:])
 
 

@@ -160,6 +160,8 @@ def local_steps(
     def run(
         shared: Any, standing: Standing, own: Any, work: Work, key: jax.Array
     ) -> tuple[Standing, jax.Array]:
+        taken = work.steps
+
         def step(carry: Standing, item_h: Any) -> tuple[Standing, jax.Array]:
             params, model_state, opt_state, h = carry
             batch = task.feed.take(item_h)  # line 4
@@ -169,14 +171,17 @@ def local_steps(
             if correct is not None:
                 grads = correct(grads, params, shared, own)
             updates, opt_state = tx.update(grads, opt_state, params)
-            new = (optax.apply_updates(params, updates), aux.model_state, opt_state)  # line 5
-            if work.steps is not None:
-                new = jax.tree.map(lambda n, o: jnp.where(h < work.steps, n, o), new, carry[:3])
-            return Standing(*new, h + 1), loss
+            params = optax.apply_updates(params, updates)  # line 5
+            new = Standing(params, aux.model_state, opt_state, h + 1)
+            if taken is not None:
+                due = h < taken
+                kept = jax.tree.map(lambda n, o: jnp.where(due, n, o), new, carry)
+                new = kept._replace(step=h + 1)
+            return new, loss
 
         end, losses_H = jax.lax.scan(step, standing, work.batches)
-        if work.steps is not None:
-            losses_H = _of_steps(losses_H, work.steps)
+        if taken is not None:
+            losses_H = _of_steps(losses_H, taken)
         return end, losses_H
 
     return run

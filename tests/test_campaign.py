@@ -234,7 +234,7 @@ def test_without_namespaces_it_says_so(monkeypatch):
 
 def test_workers_join_as_launch_says():
     log = "…\njoin from elsewhere, with the same token, N from 1 to 3: laconic worker --join "
-    log += "10.78.0.1:29510 --worker N --bind ADDRESS --engine torchft -- train --workers 4\nmore"
+    log += "10.78.0.1:29510 --worker N --bind ADDRESS --engine elastic -- train --workers 4\nmore"
     words = filled(join_command(log), {"--worker": "2", "--bind": "10.78.0.3"})
     assert words[:2] == ["laconic", "worker"]
     assert words[4:8] == ["--worker", "2", "--bind", "10.78.0.3"]
@@ -380,7 +380,6 @@ def test_namespaces_reach_each_other_through_the_rules():
 
 @pytest.mark.slow
 def test_a_short_campaign(tmp_path):
-    pytest.importorskip("torchft", reason="the torchft engine is an extra")
     words = ["blows", "--blows", "3", "--rounds", "60", "--pace", "0.1", "--out", "out"]
     command = [sys.executable, str(ROOT / "benchmarks" / "campaign.py"), *words]
     done = subprocess.run(

@@ -308,7 +308,6 @@ def test_a_killed_run_resumes_from_its_folder_alone(command, least, here):
 
 @pytest.mark.slow
 def test_launched_workers_train_a_word_and_refuse_another_task(here):
-    pytest.importorskip("torchft", reason="the torchft engine is an extra")
     words = ["launch", "--workers", 2, "--restarts", 0, "--patience", 60, "--", "train"]
     words += ["--optimizer", "slowmo", "--local-steps", 2, "--batch", 8, "--rounds", 4]
     finish(here, *words, "--task", "owndigits:make_task", "--out", "run")

@@ -59,8 +59,8 @@ its checkpoint and catches up from a peer."""
 class Connection:
     """How the workers of a training are connected."""
 
-    engine: str = "torchft"
-    """What connects the workers: torchft, or jax-distributed, which is not fault tolerant."""
+    engine: str = "elastic"
+    """What connects the workers: elastic, or jax-distributed, which is not fault tolerant."""
     token_file: Path | None = None
     """A file with the secret text that all workers share; by default the variable LACONIC_TOKEN;
     laconic launch makes a new one if that is not set."""

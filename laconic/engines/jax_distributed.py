@@ -4,7 +4,7 @@ carry the messages.
 All processes of `jax.distributed` are devices of one mesh, and a round's messages are one
 all-gather over it. It is not fault tolerant: when one process dies, JAX ends all of them at its
 heartbeat timeout (100 s by default), and a dead one cannot come back into the same mesh. Start the
-run again from its checkpoints; `torchft` is the engine for machines that may die. A replica that
+run again from its checkpoints; `elastic` is the engine for machines that may die. A replica that
 diverged is noticed and healed as with any engine.
 """
 

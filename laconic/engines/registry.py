@@ -76,8 +76,8 @@ def _at_the_lighthouse(seat: Seat, seal: Seal) -> Seal:
     return meet(seat.address, seal, seat.worker, seat.waits.patience, seat.tls)
 
 
-def _torchft(seat: Seat, seal: Seal) -> Engine:
-    from laconic.engines.torchft import Timeouts, TorchFTEngine
+def _elastic(seat: Seat, seal: Seal) -> Engine:
+    from laconic.engines.elastic import ElasticEngine, Timeouts
 
     waits = seat.waits
     timeouts = Timeouts(
@@ -88,7 +88,7 @@ def _torchft(seat: Seat, seal: Seal) -> Engine:
         lost=waits.lost,
         heartbeat=min(Timeouts.heartbeat, waits.silence / 5),
     )
-    return TorchFTEngine(
+    return ElasticEngine(
         seat.worker,
         seat.workers,
         seat.address,
@@ -109,7 +109,7 @@ def _in_the_mesh(seat: Seat, seal: Seal) -> Seal:
     if seat.tls is not None:
         raise LaconicError(
             "jax-distributed cannot encrypt what its processes say: leave out the --tls files, or "
-            "choose the engine torchft."
+            "choose the engine elastic."
         )
     # `timeout`, not the short `silence`: a false alarm ends the run
     silence = math.ceil(seat.waits.timeout)
@@ -125,9 +125,9 @@ def _jax_distributed(seat: Seat, seal: Seal) -> Engine:
 
 
 ENGINES: dict[str, EngineEntry] = {
-    "torchft": EngineEntry(
+    "elastic": EngineEntry(
         _at_the_lighthouse,
-        _torchft,
+        _elastic,
         True,
         True,
         "survives workers that die, stall or come back",

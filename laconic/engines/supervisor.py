@@ -149,7 +149,7 @@ class Member:
         """Whether it has ended for good."""
         return self.child is None and (self.done or self.until is not None)
 
-    def mourn(self, lived: float) -> float:
+    def count_death(self, lived: float) -> float:
         """Count a death after so many seconds → the seconds to wait before a restart."""
         self.deaths += 1
         self.counted = 1 if lived >= HEALTHY else self.counted + 1
@@ -219,7 +219,7 @@ class Supervisor:
         if status == 0 and name in self.workers:
             member.done = True
         elif member.until is None:
-            pause = member.mourn(time.monotonic() - member.begun)
+            pause = member.count_death(time.monotonic() - member.begun)
             if member.counted > self._restarts or status == Refused.status:
                 raise LaconicError(self._verdict(name, member, status))
             member.due = time.monotonic() + pause

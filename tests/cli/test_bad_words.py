@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -54,8 +53,6 @@ def test_there_are_many():
 
 @pytest.mark.parametrize("words", CASES)
 def test_one_clear_error_and_nothing_lost(words, folder, capfd):
-    if words.split()[0] in ("launch", "worker") and not find_spec("torchft"):
-        pytest.skip("torchft is not installed")
     before = contents(folder)
     with pytest.raises(SystemExit) as left:
         main(shlex.split(words))

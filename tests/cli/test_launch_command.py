@@ -96,7 +96,7 @@ def test_a_port_that_is_taken_is_refused(capfd, tmp_path):
 
 
 def test_an_unknown_engine_is_an_error(capfd):
-    assert_one_error(capfd, ["launch", "--engine", "mpi", *TRAIN], ["unknown engine", "torchft"])
+    assert_one_error(capfd, ["launch", "--engine", "mpi", *TRAIN], ["unknown engine", "elastic"])
 
 
 def test_help_teaches(capfd):
@@ -122,7 +122,7 @@ def plan_of(installed):
 
 def test_commands_carry_everything_but_the_token(plan_of, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    plan = plan_of("--seed", "3", "--out", "run", workers=2, engine="torchft")
+    plan = plan_of("--seed", "3", "--out", "run", workers=2, engine="elastic")
     services, workers = launch._commands(plan)
     assert list(services) == ["lighthouse"]
     host, _, port = plan.address.partition(":")
@@ -132,7 +132,7 @@ def test_commands_carry_everything_but_the_token(plan_of, tmp_path, monkeypatch)
     for k, words in enumerate(workers.values()):
         text = " ".join(words)
         assert (
-            f"worker --worker {k} --join {plan.address} --engine torchft --bind 127.0.0.1" in text
+            f"worker --worker {k} --join {plan.address} --engine elastic --bind 127.0.0.1" in text
         )
         assert f"--compiled run/{launch.COMPILED}" in text
         assert (

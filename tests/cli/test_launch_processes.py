@@ -46,15 +46,6 @@ WORDS = [
 ]
 SMALL = ["train", "--task", "digits-mlp:width=4", "--optimizer", "local-sgd", "--batch", "4"]
 
-torchft = pytest.mark.usefixtures("extra")
-
-
-@pytest.fixture
-def extra():
-    pytest.importorskip(
-        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-    )
-
 
 @contextmanager
 def started(folder, *words, module="laconic", **variables):
@@ -108,7 +99,6 @@ def all_rows(folder):
     ]
 
 
-@torchft
 @pytest.mark.slow
 def test_a_killed_worker_comes_back_and_all_end_with_the_same_state(tmp_path, standard_promotion):
     """The survivors wait at a gate until it is back; the model is that of the messages that
@@ -172,14 +162,10 @@ def the_token_is_in_no_command(pids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torchft", "jax-distributed"])
+@pytest.mark.parametrize("engine", ["elastic", "jax-distributed"])
 def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
     """`laconic train` with four simulated workers, and four real ones."""
-    if engine == "torchft":
-        pytest.importorskip(
-            "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-        )
-    optimizer = {"torchft": "lopt-a-digits", "jax-distributed": "slowmo:gamma=0.3,beta=0.5"}[engine]
+    optimizer = {"elastic": "lopt-a-digits", "jax-distributed": "slowmo:gamma=0.3,beta=0.5"}[engine]
     words = ["train", "--optimizer", optimizer, "--rounds", "10", "--out", "run"]
     with launch(tmp_path, "--workers", "4", "--engine", engine, "--", *words) as running:
         finish(running)
@@ -202,13 +188,9 @@ def test_four_processes_train_as_one_does(engine, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torchft", "jax-distributed"])
+@pytest.mark.parametrize("engine", ["elastic", "jax-distributed"])
 def test_two_workers_of_four_devices_train_as_one_process_does(engine, tmp_path):
     """A mesh inside each worker, the engine between them."""
-    if engine == "torchft":
-        pytest.importorskip(
-            "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-        )
     flags = environment()["XLA_FLAGS"].replace("count=1", "count=4")
     config = replace(CONFIG, optimizer="lopt-a-digits:scale=0.15", workers=2, rounds=10)
     words = [*WORDS, "--optimizer", config.optimizer, "--rounds", "10", "--out", "run"]
@@ -217,7 +199,7 @@ def test_two_workers_of_four_devices_train_as_one_process_does(engine, tmp_path)
         finish(running)
     header, *_ = read(tmp_path / "run" / "worker-1.jsonl")
     assert header["config"]["devices"] == "all"
-    assert header["provenance"]["device"]["count"] == (4 if engine == "torchft" else 8)
+    assert header["provenance"]["device"]["count"] == (4 if engine == "elastic" else 8)
     shared, losses_RK = simulate(make_task(CONFIG.task), parts_of(config)[0], np.ones((10, 2)))
     rows = {row["round"]: row for row in all_rows(tmp_path / "run")}
     losses = [[rows[r]["losses"][str(k)] for k in range(2)] for r in range(1, 11)]
@@ -227,7 +209,6 @@ def test_two_workers_of_four_devices_train_as_one_process_does(engine, tmp_path)
     assert_same_weights([weights[name] for name in names], shared, "the final weights")
 
 
-@torchft
 @pytest.mark.slow
 def test_a_launcher_that_dies_leaves_no_orphans_and_the_run_goes_on(tmp_path):
     """Killed, then interrupted, then let to its end."""
@@ -280,7 +261,6 @@ def test_workers_connected_by_jax_save_when_asked_to_stop(tmp_path):
     assert max(saved) == done  # the first to leave may keep the other from its last round
 
 
-@torchft
 @pytest.mark.slow
 def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_path):
     for name in ("here", "there", "stranger"):
@@ -320,7 +300,6 @@ def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_pat
         np.testing.assert_array_equal(theirs[name], leaf)
 
 
-@torchft
 @pytest.mark.slow
 def test_torchruns_variables_are_enough(tmp_path):
     """Worker 0 hosts the Lighthouse, and at the end puts all records of the folder together."""
@@ -344,7 +323,6 @@ def test_torchruns_variables_are_enough(tmp_path):
     assert f"weights: {folder}" in re.sub(" +", " ", out)
 
 
-@torchft
 @pytest.mark.slow
 def test_the_demonstration_kills_a_worker_that_comes_back(tmp_path):
     words = ["--workers", "2", "--at", "5", "--pace", "0.6", "--out", "run"]
@@ -354,7 +332,6 @@ def test_the_demonstration_kills_a_worker_that_comes_back(tmp_path):
     assert "came back; at the end the workers all hold the same state. Messages left out: 0." in out
 
 
-@torchft
 @pytest.mark.slow
 def test_four_processes_end_where_the_simulator_does(tmp_path):
     """The recipe of the documentation, to its last round."""
@@ -373,7 +350,6 @@ def test_four_processes_end_where_the_simulator_does(tmp_path):
     assert off <= 1e-5 * max(np.max(np.abs(leaf)) for leaf in ours.values())
 
 
-@torchft
 @pytest.mark.slow
 def test_restarts_are_bounded_and_the_end_is_one_clear_error(tmp_path):
     words = ["launch", "--workers", "2", "--restarts", "1", *FAST, "--", *SMALL, "--out", "run"]

@@ -182,7 +182,7 @@ def test_a_host_fails_if_the_workers_ended_with_different_states(capfd, monkeypa
         monkeypatch.setenv(name, value)
     for name in ("host_lighthouse", "work", "print_outcome"):
         monkeypatch.setattr(worker, name, lambda *given, **named: None)
-    met = ENGINES["torchft"]._replace(meet=lambda seat, seal: seal)
+    met = ENGINES["elastic"]._replace(meet=lambda seat, seal: seal)
     monkeypatch.setattr(worker, "engine_entry", lambda name: met)
     monkeypatch.setattr(worker, "missing_ends", lambda folder: [])
     monkeypatch.setattr(worker, "finish", lambda *given: [{"final_digests": ["a", "b"]}])

@@ -5,9 +5,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def nursery():
-    pytest.importorskip(
-        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-    )
     from tests.engines.cluster import Nursery
 
     made = Nursery()

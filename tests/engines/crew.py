@@ -12,7 +12,7 @@ import numpy as np
 
 from laconic.engines.address import split_address
 from laconic.engines.base import Interrupted, Quorum
-from laconic.engines.torchft import TorchFTEngine
+from laconic.engines.elastic import ElasticEngine
 from laconic.engines.wire import Seal
 from tests.engines.processes import wait_until
 
@@ -81,7 +81,7 @@ class Crew:
     def __init__(self, slots: int, lighthouse: str, **more: Any):
         self.commits: dict[int, list[Commit]] = {w: [] for w in range(slots)}
         self.told: dict[int, list[str]] = {w: [] for w in range(slots)}
-        self.engines = [TorchFTEngine(w, slots, lighthouse, SEAL, **more) for w in range(slots)]
+        self.engines = [ElasticEngine(w, slots, lighthouse, SEAL, **more) for w in range(slots)]
         self._wires: list[Wire] = []
         self._stop = threading.Event()
         for engine in self.engines:
@@ -109,7 +109,7 @@ class Crew:
         for thread in self._threads:
             thread.start()
 
-    def _work(self, engine: TorchFTEngine) -> None:
+    def _work(self, engine: ElasticEngine) -> None:
         now, digest = 0, bytes(32)
         frame = np.full(SIZE, engine.worker, np.uint8)
         while not self._stop.is_set():

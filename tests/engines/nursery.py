@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from benchmarks.fleet import nurse
+from laconic.engines.elastic import ElasticEngine, Timeouts
 from laconic.engines.loop import Loop
-from laconic.engines.torchft import Timeouts, TorchFTEngine
 from laconic.engines.wire import Seal
 from laconic.method import Setting
 from laconic.tasks.catalog import make_task
@@ -71,7 +71,7 @@ def work(spec: Spec) -> None:
         method = method_of(name, outer, options, compress, spec.local)
         seal = Seal.of(spec.token, name)
         waits = Timeouts(**spec.timeouts)
-        engine: Any = TorchFTEngine(
+        engine: Any = ElasticEngine(
             spec.worker, K, spec.lighthouse, seal, timeouts=waits, least=spec.least
         )
         engine.gather = poisoned(

@@ -2,8 +2,8 @@
 
 import pytest
 
+from laconic.engines.elastic import Timeouts
 from laconic.engines.lighthouse import Lighthouse
-from laconic.engines.torchft import Timeouts
 from tests.engines.crew import SEAL, Crew
 from tests.engines.processes import wait_until
 

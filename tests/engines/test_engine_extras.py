@@ -1,4 +1,4 @@
-"""Without its extra an engine says what to install; its benchmarks end with one JSON object."""
+"""The engine needs no extra; its benchmarks end with one JSON object."""
 
 import importlib
 import json
@@ -12,18 +12,15 @@ from tests.engines.cluster import ROOT
 
 def test_the_engine_needs_no_extra(monkeypatch):
     """It carries its own bytes, and its Lighthouse is its own."""
-    for name in ("lighthouse", "torchft", "links", "meeting"):
+    for name in ("lighthouse", "elastic", "links", "meeting"):
         monkeypatch.delitem(sys.modules, f"laconic.engines.{name}", raising=False)
     for missing in ("torch", "torchft"):
         monkeypatch.setitem(sys.modules, missing, None)
-    for name in ("lighthouse", "torchft"):
+    for name in ("lighthouse", "elastic"):
         importlib.import_module(f"laconic.engines.{name}")
 
 
 def figures(*command: str) -> dict:
-    pytest.importorskip(
-        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-    )
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

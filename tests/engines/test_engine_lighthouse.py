@@ -17,9 +17,6 @@ SEAL = Seal.of("secret", "run")
 @pytest.fixture
 def lighthouse():
     """`lighthouse()` starts one, in the place of the last."""
-    pytest.importorskip(
-        "torchft", reason="the torchft engine is an extra: pip install 'laconic[torchft]'"
-    )
     from laconic.engines.lighthouse import Lighthouse
 
     address, running = f"127.0.0.1:{free_port()}", []
@@ -43,11 +40,11 @@ def least():
 @pytest.fixture
 def pair(lighthouse, least):
     """Two workers that have met."""
-    from laconic.engines.torchft import Timeouts, TorchFTEngine
+    from laconic.engines.elastic import ElasticEngine, Timeouts
 
     address, timeouts = lighthouse(), Timeouts(grace=0.05, lost=60.0, ask=600.0, heartbeat=0.05)
     engines = [
-        TorchFTEngine(worker, 2, address, SEAL, timeouts=timeouts, least=least)
+        ElasticEngine(worker, 2, address, SEAL, timeouts=timeouts, least=least)
         for worker in range(2)
     ]
     with ThreadPoolExecutor(2) as threads:
@@ -107,10 +104,10 @@ def test_a_minority_waits_and_says_so_also_under_another_lighthouse(pair, lighth
 
 def quorums_of(lighthouse, present, slots, round, **more):
     """What workers that start together agree on."""
-    from laconic.engines.torchft import Timeouts, TorchFTEngine
+    from laconic.engines.elastic import ElasticEngine, Timeouts
 
     address, timeouts = lighthouse(), Timeouts(rejoin=0.3, **more.pop("waits", {}))
-    engines = [TorchFTEngine(w, slots, address, SEAL, timeouts=timeouts, **more) for w in present]
+    engines = [ElasticEngine(w, slots, address, SEAL, timeouts=timeouts, **more) for w in present]
 
     def ask(engine):
         with closing(engine):  # as the loop does; its signs of life would make the rest wait
@@ -149,10 +146,10 @@ def test_what_a_lighthouse_took_along_is_asked_again_at_once(pair, lighthouse):
 
 
 def test_a_worker_of_another_task_is_told_at_once_and_the_group_goes_on(pair, raises_clearly):
-    from laconic.engines.torchft import TorchFTEngine
+    from laconic.engines.elastic import ElasticEngine
 
     engines, _ = pair
-    third = TorchFTEngine(2, 3, engines[0]._lighthouse, SEAL, yields=True)
+    third = ElasticEngine(2, 3, engines[0]._lighthouse, SEAL, yields=True)
     lines: list[str] = []
     for engine in engines:
         engine.slots = 3

@@ -118,7 +118,7 @@ def test_pauses_grow_and_end_somewhere(quick, monkeypatch):
 def test_a_long_life_gives_restarts_back_and_a_shorter_one_ends_the_waits():
     member = supervisor.Member(["w"])
     lives = [0.1, 0.1, supervisor.STEADY, 0.1, supervisor.HEALTHY, 0.1]
-    pauses = [member.mourn(lived) for lived in lives]
+    pauses = [member.count_death(lived) for lived in lives]
     first = supervisor.FIRST_PAUSE
     assert pauses == [first, 2 * first, first, 2 * first, first, 2 * first]
     assert (member.deaths, member.counted) == (6, 2)

@@ -1,8 +1,6 @@
-"""The fault-tolerant engine: torchft's Lighthouse says who is alive, our own links carry the bytes.
+"""The fault-tolerant engine: a Lighthouse says who is alive, links carry the bytes.
 
-torchft's lower layer is used, not its `Manager` class: that one listens on every interface,
-unpickles checkpoints, and would let whoever reaches the Lighthouse into the collective. Here each
-process shows a signed card at every quorum (see `membership`), only those with the token are
+Each process shows a signed card at every quorum (see `membership`), only those with the token are
 linked (see `links`), and what is fetched from a peer is checked (see `transfer`).
 
 A death shows in three ways: the connection breaks, which interrupts a gather at once; a link stays
@@ -61,7 +59,7 @@ class Timeouts:
         require_positive(**vars(self))
 
 
-class TorchFTEngine:
+class ElasticEngine:
     """One worker of K, which meets the others at the Lighthouse at `lighthouse` ("host:port")."""
 
     def __init__(
