@@ -9,6 +9,7 @@ beside it. None, two or four of the clients attack, in one of four ways. Each me
 its own. The record holds the test
 accuracy after the last round, by mean, attack, attackers and seed.
 """
+# pyright: reportMissingImports=false
 
 import argparse
 import json
