@@ -291,7 +291,9 @@ class Loop:
                 if len(quorum.sources) < len(quorum.workers):
                     self.handing_on()
                 with seconds.spent("gather"):
-                    frames = self.engine.gather({worker: one.frame for worker, one in own.items()})
+                    ours = {worker: one.frame for worker, one in own.items()}
+                    size = self.programs.at(quorum.round).layout.frame
+                    frames = self.engine.gather(ours, size)
                     if behind:  # only now, so that no peer waits for it in the gather
                         replica, digest = self._take_over(quorum)
                 break

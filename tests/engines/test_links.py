@@ -3,7 +3,6 @@ a dead or silent peer interrupts at once."""
 
 import contextlib
 import socket
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -359,23 +358,6 @@ def test_no_descriptor_left_is_waited_out(party, monkeypatch):
 
 
 # --- TLS ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """`files("worker")`: a certificate that the one authority signed, "other": one of another."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    for ca, name in (("ca", "worker"), ("ca2", "other")):
-        openssl("req", "-x509", *kind, "-subj", "/CN=ca", "-keyout", f"{ca}.key", "-out", ca)
-        openssl("req", *kind, "-subj", "/CN=w", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        sign = ("-CA", ca, "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2", "-out", name)
-        openssl("x509", "-req", "-in", f"{name}.csr", *sign)
-    return lambda name: TlsFiles(folder / name, folder / f"{name}.key", folder / "ca")
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
