@@ -181,6 +181,42 @@ def network_table(scenarios: Sequence[Record]) -> str:
     return f"\n{plain_table(*network_rows(scenarios))}\n"
 
 
+# --- recovery times -----------------------------------------------------------------------------
+
+# What happens, as docs/distributed.md says it, and the blows that are it: kinds and their limit.
+FAULTS: dict[str, tuple[tuple[str, ...], float]] = {
+    "a worker is killed": (("kill one worker",), ONE),
+    "a worker is paused": (("stop one worker",), ONE),
+    "fewer are left": (("kill several workers", "stop several workers"), GROUP),
+    "the Lighthouse is killed, or cannot be reached": (("kill the Lighthouse",), ONE),
+    "all workers die": (("kill all workers",), GROUP),
+    "`launch` dies": (("kill the supervisor", "kill everyone"), GROUP),
+}
+# The same for scenarios: the longest gap of each.
+NETWORKS: dict[str, tuple[str, ...]] = {
+    "a worker vanishes with its machine or its network": ("vanishing",),
+    "packets get lost: 1 %, 5 %, 10 %": ("loss-1", "loss-5", "loss-10"),
+    "a link between two workers dies that both reach the Lighthouse": ("link-cut", "one-way-cut"),
+}
+
+
+def recoveries(blows: Record, network: Record) -> dict[str, str]:
+    """By what happens, the seconds without a commit: the median and the longest of the blows, or
+    that of each scenario. After a split, those from its end on."""
+    found, all_of_them = {}, all_blows(blows["trainings"])
+    for name, (kinds, limit) in FAULTS.items():
+        of_it = [b for b in all_of_them if b["kind"] in kinds and b["limit"] == limit]
+        gaps = sorted(blow["gap_s"] for blow in of_it)
+        found[name] = f"{gaps[len(gaps) // 2]:.1f} s; {gaps[-1]:.1f} s of {len(gaps)}"
+    ran = {one["scenario"]: one for one in network["scenarios_run"]}
+    for name, scenarios in NETWORKS.items():
+        found[name] = ", ".join(f"{ran[one]['longest_gap_s']:.1f} s" for one in scenarios)
+    splits = (ran[name]["back_after_s"] for name in ("partition-half", "partition-one"))
+    back = ", ".join(_number(seconds, ".1f") for seconds in splits)
+    found["the network splits"] = f"{back} s after it is whole"
+    return found
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 
