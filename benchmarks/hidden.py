@@ -11,6 +11,7 @@ is one JSON object.
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from benchmarks.blows import Plan
 from benchmarks.campaign import INSIDE
 from benchmarks.router import Namespaces, Rule, Rules, between
 from benchmarks.scenarios import Site
+from benchmarks.verdict import markdown_table
 from laconic.runs.train_log import lives_of
 from laconic.store.records import provenance, read, write_json
 
@@ -92,6 +94,7 @@ def carry_out(optimizer: str, way: str, rate: float, seconds: float, folder: Pat
     return {
         "optimizer": optimizer,
         "way": way,
+        "load": round(os.getloadavg()[0], 1),
         "rounds": len(times),
         "round_s": statistics.median(b - a for a, b in times),
         "mean_round_s": (times[-1][1] - times[0][0]) / len(times),
@@ -120,6 +123,16 @@ def summary(runs: Sequence[Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def table(record: Any) -> str:
+    """Markdown for the docs: seconds a round, and the share of the link's cost that is hidden."""
+    heads = ["outer optimizer", *WAYS, "hidden"]
+    rows = [
+        [f"`{row['optimizer']}`", *(f"{row[way]:.2f} s" for way in WAYS), f"{row['hidden']:.0%}"]
+        for row in record["summary"]
+    ]
+    return markdown_table(heads, rows)
+
+
 def main() -> None:
     """Read the words."""
     parser = argparse.ArgumentParser(
@@ -146,6 +159,7 @@ def main() -> None:
     record |= {"summary": summary(runs), "runs": runs}
     if options.out:
         write_json(Path(options.out), record)
+    print(table(record), file=sys.stderr)
     print(json.dumps(record))
 
 
