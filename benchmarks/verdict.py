@@ -98,7 +98,7 @@ def blow_rows(trainings: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 def training_rows(trainings: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows by training."""
     heads = ["training", "blows", "rounds", "seconds", "launches", "processes", "gap s", "told s"]
-    heads += ["missing", "double", "two states", "by a minority", "loss", "calm"]
+    heads += ["missing", "double", "two states", "by a minority", "loss", "calm", "load"]
     rows = [
         [
             str(one["training"]),
@@ -113,6 +113,7 @@ def training_rows(trainings: Sequence[Record]) -> tuple[list[str], list[list[str
             *(str(len(one[name])) for name in ("rounds_with_two_states", "minority_rounds")),
             _number(one["loss"], ".4f"),
             _number(one["calm_loss"], ".4f"),
+            f"{one['load']:.0f}",
         ]
         for one in trainings
     ]
@@ -155,7 +156,7 @@ def network_goals(scenarios: Sequence[Record]) -> list[Goal]:
 def network_rows(scenarios: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows by scenario."""
     heads = ["network", "seconds", "commits", "median round s", "longest gap s", "back after s"]
-    heads += ["two states", "by a minority", "packets lost"]
+    heads += ["two states", "by a minority", "packets lost", "load"]
     rows = []
     for one in scenarios:
         packets = one["packets"]
@@ -171,6 +172,7 @@ def network_rows(scenarios: Sequence[Record]) -> tuple[list[str], list[list[str]
                 str(len(one["rounds_with_two_states"])),
                 str(len(one["minority_rounds"])),
                 f"{100 * lost:.1f} %",
+                f"{one['load']:.0f}",
             ]
         )
     return heads, rows
@@ -277,8 +279,9 @@ What real trainings do when their processes are killed and stopped and their net
 judge outside them sees it: `python benchmarks/campaign.py blows` and, as root,
 `python benchmarks/campaign.py network`. The judge follows what workers write at each commit and
 takes times by its own clock. A gap is a time in which no worker commits. Default settings, but for
-the number of restarts. [Real processes](../distributed.md#when-something-fails) says what is meant
-to happen.
+the number of restarts. The machine did other work too: `load` is how many processes wanted one of
+its cores, in the mean of the last five minutes.
+[Real processes](../distributed.md#when-something-fails) says what is meant to happen.
 """
 
 

@@ -162,6 +162,17 @@ def test_one_who_is_gone_is_told_at_once_and_called_again_until_back(party, monk
     wait_for(lambda: two.links[1].unreachable == ())
 
 
+def test_one_who_was_to_call_and_has_ended_is_not_waited_for(party):
+    """A worker that dies between the quorum and its call to one with a lower id."""
+    two = party(2, silence=60.0)
+    peers = two.peers(0)
+    two.links[1].close()
+    two.links[0].begin("g", peers)
+    with pytest.raises(Interrupted, match="worker 1 cannot be reached"):
+        two.links[0].ready()
+    assert two.links[0].unreachable == (1,)
+
+
 def wait_for(condition, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -314,7 +325,7 @@ def test_an_impostor_is_not_linked(party):
 
 
 def test_many_idle_strangers_take_a_bounded_number_of_descriptors(party):
-    two = party(2)
+    two = party(2, silence=20.0)
     where = split_address(two.links[0].address)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(socket.create_connection(where, 5.0)) for _ in range(5 * ROOM)]
