@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import rounding
+from benchmarks import hidden, rounding
 from laconic.reproduce import named_experiment
 from laconic.reproduce.outcome import read_outcome, rows_of, write_outcome
 from laconic.runs.publish import results_of
@@ -150,6 +150,14 @@ def test_the_docs_show_how_rounding_grows():
         for row in figures["trainings"][name]["rows"]:
             late = row["round"] > rounding.DIGITS.rounds
             assert late or max(row["apart"], row["nudged"]) < 1e-5, name
+
+
+def test_the_docs_show_what_fragments_hide():
+    figures = benchmark("hidden-cpu")
+    assert hidden.table(figures["runs"]) in DOCS
+    load = [run["load"] for run in figures["runs"]]
+    assert f"{min(load):.0f} to {max(load):.0f} processes" in WORDS
+    assert figures["settings"]["steps"] == 18
 
 
 def test_the_docs_tell_of_the_soak():
