@@ -110,16 +110,17 @@ def zeros(p: Any, shape: tuple[int, ...], averaged: int | None) -> torch.Tensor:
         return DTensor.from_local(new(shape), p.device_mesh, [Replicate()] * p.device_mesh.ndim)
     own = (1 if axis == averaged else n for axis, n in enumerate(held(p).shape))
     local = new((*shape[:lead], *own))
-    placements = [
-        Replicate() if one.is_replicate() or one.dim == averaged + lead else one
-        for one in _placements(p, lead)
-    ]
+    placements = _placements(p, lead, averaged)
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(local, p.device_mesh, placements, shape=shape, stride=stride)
 
 
-def _placements(p: Any, lead: int) -> list[Any]:
-    """The parameter's placements, for a tensor with so many axes before the parameter's own."""
-    from torch.distributed.tensor import Shard
+def _placements(p: Any, lead: int, averaged: int | None = None) -> list[Any]:
+    """The parameter's placements, for a tensor with so many axes before the parameter's own and
+    copies along an axis averaged over."""
+    from torch.distributed.tensor import Replicate, Shard
 
-    return [one if one.is_replicate() else Shard(one.dim + lead) for one in p.placements]
+    return [
+        Replicate() if one.is_replicate() or one.dim == averaged else Shard(one.dim + lead)
+        for one in p.placements
+    ]

@@ -69,7 +69,8 @@ class Phi:
         room = min(tile_on(device, self._tile), out.numel())
         width = max(self.count, self.architecture.hidden)
         buffers = [new(width * room) for _ in range(2)]
-        places = list(tiles(shape, tile_on(device, self._tile)))
+        # A process may hold nothing of a tensor, and take part in its sums all the same.
+        places = list(tiles(shape, tile_on(device, self._tile))) if out.numel() else []
         total_FG = new(self.count, len(out)).zero_()
         for at in places:
             x_Fn = self._features(fields, at, shape, buffers[0])
