@@ -24,7 +24,7 @@ import laconic.torch
 
 H, B, CONTEXT, BYTES = 4, 8, 64, 256
 EVERY = 2 * H  # steps from checkpoint to checkpoint
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(minutes=5)
 
 
 # --8<-- [start:callback]

@@ -32,7 +32,7 @@ def started(name, folder):
 
 def ended(run):
     """What the workers say at the end of a run, and what was said before."""
-    out, _ = run.communicate(timeout=300)
+    out, _ = run.communicate(timeout=900)
     assert run.returncode == 0
     return sorted(LINE.findall(out)), out
 

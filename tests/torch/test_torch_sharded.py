@@ -34,7 +34,7 @@ def errors(tmp_path_factory):
         )
         for rank in range(PROCESSES)
     ]
-    said = [process.communicate(timeout=300) for process in processes]
+    said = [process.communicate(timeout=900) for process in processes]
     codes = [process.returncode for process in processes]
     assert codes == [0] * PROCESSES, "\n".join(errors[-2000:] for _, errors in said)
     return [json.loads(out) for out, _ in said]
