@@ -101,7 +101,6 @@ def train(group, folder, steps):
     rows = [
         {"input_ids": row, "labels": row} for row in windows(group.rank(), group.size(), CONTEXT)
     ]
-    # --8<-- [start:trainer]
     local = callback.outer.recommended_local(model.parameters())
     trainer = Trainer(
         model,
@@ -124,7 +123,6 @@ def train(group, folder, steps):
         callbacks=[callback],
     )
     trainer.train(resume_from_checkpoint=resumed and str(resumed))
-    # --8<-- [end:trainer]
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     with torch.no_grad():
         x = torch.stack([row["labels"] for row in rows[:64]])
