@@ -23,6 +23,7 @@ HOW_TOS = [
     ROOT / "docs" / "flower.md",
     ROOT / "docs" / "distributed.md",
     ROOT / "docs" / "hub.md",
+    ROOT / "docs" / "tracking.md",
     ROOT / "docs" / "pytorch.md",
     ROOT / "docs" / "server-step.md",
     ROOT / "docs" / "extending.md",
@@ -30,7 +31,7 @@ HOW_TOS = [
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(\w+=\S+ )*(laconic|make|pip|python|srun|torchrun|cd) ")
 MODULES = {"torch": "torch", "torchft": "torchft", "flower": "flwr", "flax": "flax"}  # of an extra
-MODULES |= {"hub": "huggingface_hub"}
+MODULES |= {"hub": "huggingface_hub", "track": "wandb"}
 
 # --- what is not run as it stands -----------------------------------------------------------------
 
