@@ -196,9 +196,10 @@ class Watchers(Observer):
             each.begin(label, total, done, rounds_each)
 
     def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:
-        """Tell all."""
+        """Tell all; a norm only if there is one, as runs do."""
+        norms = () if norm is None else (norm,)
         for each in self.observers:
-            each.progress(label, done, loss, norm)
+            each.progress(label, done, loss, *norms)
 
     def numbers(self, label: str, done: int, values: Numbers) -> None:
         """Tell all."""
