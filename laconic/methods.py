@@ -221,14 +221,6 @@ _DEFINITIONS = (
         local=_MUON,
     ),
     Definition(
-        "snoo",  # Kallusky et al. (2025); the numbers are MuLoCo's for one worker
-        "Nesterov momentum on the H steps of a single worker, AdamW by default",
-        _snoo,
-        _outer_nesterov(1e-3, 0.7, 0.6),
-        {"flower": "it is for one worker: take diloco"},
-        local=_ADAMW,
-    ),
-    Definition(
         "sparseloco",  # Sarfi et al. (2025)
         "AdamW locally, averaging of 2-bit top-k messages; their decayed residual is the momentum",
         _averaged,
@@ -240,6 +232,14 @@ _DEFINITIONS = (
         },
         local=_ADAMW,
         compress="sparseloco",
+    ),
+    Definition(
+        "snoo",  # Kallusky et al. (2025); the numbers are MuLoCo's for one worker
+        "Nesterov momentum on the H steps of a single worker, AdamW by default",
+        _snoo,
+        _outer_nesterov(1e-3, 0.7, 0.6),
+        {"flower": "it is for one worker: take diloco"},
+        local=_ADAMW,
     ),
     Definition(
         "fedavg",

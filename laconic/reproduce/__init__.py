@@ -8,12 +8,9 @@ from laconic.outer import OUTER
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.federated import FEDERATED
 from laconic.reproduce.figures import FIGURES
-from laconic.reproduce.modern import TABLE_MODERN
 from laconic.reproduce.tables import CURVES, TABLES
 
-EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e for e in (*TABLES, *CURVES, *FIGURES, *FEDERATED, TABLE_MODERN)
-}
+EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in (*TABLES, *CURVES, *FIGURES, *FEDERATED)}
 
 
 def named_experiment(name: str) -> Experiment:
