@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from laconic.fragments import fragments_of
 from laconic.reproduce.part import Outcome, Record
 from laconic.show import metrics
 from laconic.show.curves import (
@@ -26,6 +27,13 @@ from laconic.show.curves import (
 from laconic.show.curves import Panel as Axes
 from laconic.show.figures import Bar, Bars, grid_figure
 from laconic.show.table import Table, count, number, percent, signed, with_error
+from laconic.show.timing import (
+    Link,
+    Traffic,
+    all_gather_traffic,
+    ring_all_reduce_traffic,
+    streamed_seconds,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +80,35 @@ class Span(NamedTuple):
         return metrics.mean_over_rounds(values, method["evaluated_at"], self.first, self.last)
 
 
+class Priced(NamedTuple):
+    """Seconds that all rounds take over a link, from a method's own record: through a server, or
+    between peers, a ring if messages are dense and to everyone if not."""
+
+    title: str
+    link: Link
+    peers: bool
+    text: Callable[[Any, Any], str] = lambda x, e: number(x)
+
+    def measure(
+        self, found: Record, records: Sequence[Record]
+    ) -> tuple[float | None, float | None]:
+        """The seconds; none where the setting does not say how long a local step takes."""
+        config = records[0]["config"]
+        method = next(m for m in of_kind(records, "method") if m["label"] == found["label"])
+        step = method["step_seconds"]
+        if step is None:
+            return None, None
+        traffic = Traffic(**method["traffic"])
+        if self.peers:
+            dense = method["compressor"] == "dense"
+            way = ring_all_reduce_traffic if dense else all_gather_traffic
+            traffic = way(traffic.sent_bits, config["workers"])
+        fragments = fragments_of(config)
+        given = (self.link, traffic, config["local_steps"], step)
+        one = streamed_seconds(*given, fragments.count, fragments.delay)
+        return config["rounds"] * one, None
+
+
 def _percent_with_error(value: float | None, error: float | None) -> str:
     if value is None or not error:
         return percent(value)
@@ -87,10 +124,15 @@ METRICS: dict[str, Metric] = {
     "diverged": Metric("diverged seeds", "diverged", None, lambda x, e: str(x)),
     "sent_megabytes": Metric("MB sent", "sent_megabytes", None, lambda x, e: number(x)),
 }
-COLUMNS: dict[str, Metric | Span] = {  # whatever may be a column of a panel's table
+SLOW, FAST = Link(100e6), Link(1e9)
+COLUMNS: dict[str, Metric | Span | Priced] = {  # whatever may be a column of a panel's table
     **METRICS,
     "accuracy_181_200": Span("test accuracy, rounds 181–200", 181, 200, _percent_with_error),
     "accuracy_951_1000": Span("test accuracy, rounds 951–1000", 951, 1000, _percent_with_error),
+    "server_100mbit": Priced("s, server, 100 Mbit", SLOW, peers=False),
+    "server_1gbit": Priced("s, server, 1 Gbit", FAST, peers=False),
+    "peers_100mbit": Priced("s, peers, 100 Mbit", SLOW, peers=True),
+    "peers_1gbit": Priced("s, peers, 1 Gbit", FAST, peers=True),
 }
 
 

@@ -103,8 +103,8 @@ class TrainConfig:
     seed: int = 0
     """The seed of initial weights and minibatches."""
     compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
-    topk:0.01+int8+ef."""
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, chunk-topk:0.01, int8, int4,
+    int2, +ef; e.g. topk:0.01+int8+ef; or sparseloco."""
     aggregate: str = "mean"
     """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
     krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
