@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.reproduce import named_experiment
-from laconic.reproduce.outcome import tables
+from laconic.reproduce.outcome import read_outcome, tables
 from laconic.show.summary import summary_table
 from laconic.show.sweep import ranking_text
 from laconic.store.records import read
@@ -81,10 +80,9 @@ def sweep(folder: Path) -> str:
 
 def experiment_tables(folder: Path) -> list[str]:
     """The tables of an experiment of the paper as Markdown, made from its last record."""
-    last = records_of(folder)[-1]
-    whole = named_experiment(last["name"]).at_scale(last["scale"])
-    done = whole.narrowed(set(whole.names()) - set(last.get("left", [])))
-    return [markdown(table.headers, table.rows) for table in tables(done, last["rows"])]
+    outcome = read_outcome(folder, records_of(folder)[-1])
+    found = tables(outcome.experiment, outcome.record["rows"])
+    return [markdown(table.headers, table.rows) for table in found]
 
 
 def experiment_section(folder: Path) -> str:
@@ -159,9 +157,10 @@ def pages() -> dict[str, str]:
         "appendix-comparisons.md": page(
             "Appendix: comparisons",
             "Every comparison on record, by its folder in `results/`. Bold is best; ± is a standard"
-            " error over seeds. Numbers after a name are SlowMo's γ / α / β, FedAdam's γ / η, or a"
-            " learning rate; point at a name for the whole word. \\* marks numbers chosen, or an"
-            " optimizer meta-trained, on the task itself.",
+            " error over seeds, and brackets hold a 95 % interval over seeds. Numbers after a name"
+            " are SlowMo's γ / α / β, FedAdam's γ / η, or a learning rate; point at a name for the"
+            " whole word. \\* marks numbers chosen, or an optimizer meta-trained, on the task"
+            " itself.",
             [comparison(path) for path in others],
         ),
         "appendix-general.md": page(

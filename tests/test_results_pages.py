@@ -28,8 +28,9 @@ def cells_of(name: str, table: int = 0) -> list[list[str]]:
 
 
 def beside(ours: str, paper: str) -> str:
-    """A number with the paper's in brackets, both without their errors."""
-    short = ours.partition(" ±")[0]
+    """A number with the paper's in brackets, both without their errors and
+    intervals."""
+    short = re.split(r" ±| \[", ours)[0]
     return f"{short} ({paper.partition(' ±')[0]})" if paper.strip(" –") else short
 
 
