@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from laconic.reproduce.outcome import read_outcome, tables
+from laconic.reproduce.panel_show import COLUMNS
 from laconic.show.summary import summary_table
 from laconic.show.sweep import ranking_text
+from laconic.show.table import count, with_error
 from laconic.store.records import read
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +133,37 @@ def meta_trainings() -> str:
         rows.append([folder.name, re.sub("^carry/phi/", "…/", begin), steps, *numbers, *best])
     headers = ["meta-training", "begins from", "outer steps", "pairs", "local clip", "seconds"]
     return markdown([*headers, "best φ at step", "its score"], rows)
+
+
+def beside_the_paper() -> str:
+    """Our numbers beside the paper's: better or worse where our 95 % interval and two of the
+    paper's errors leave no overlap. It stands in docs/results/not-reproduced.md."""
+    rows = []
+    for name in ("table-speedup", "table-rounds", "fig-large"):
+        folder = RESULTS / "reproduce" / f"{name}-full"
+        outcome = read_outcome(folder, records_of(folder)[-1])
+        titles = {part.name: part.title for part in outcome.experiment.parts}
+        for row in outcome.record["rows"]:
+            learned_or_tuned = row["label"] not in ("Local SGD", "SGD", "SGD (K·H steps)")
+            if row.get("in_paper") and row["panel"] in titles and learned_or_tuned:
+                unit = "×" if row["metric"] == "speedup" else ""
+                theirs = with_error(row["paper"], row["paper_error"], unit)
+                theirs = theirs if unit else count(row["paper"])
+                own = COLUMNS[row["metric"]].text(row["ours"], row.get("interval"))
+                what = f"{titles[row['panel']]}: {'speedup' if unit else 'rounds to 0.2'}"
+                rows.append([what, row["label"], own, theirs, _judged(row)])
+    return markdown(["setting", "method", "here", "the paper", "here it is"], rows)
+
+
+def _judged(row: dict[str, Any]) -> str:
+    if row["ours"] is None or row["paper"] is None:
+        return "worse" if row["paper"] is not None else "–"
+    low, high = (row["ours"] if end is None else end for end in row["interval"])
+    reach = 2 * (row["paper_error"] or 0.0)
+    if low <= row["paper"] + reach and high >= row["paper"] - reach:
+        return "as good"
+    more = row["ours"] > row["paper"]
+    return "better" if more == (row["metric"] == "speedup") else "worse"
 
 
 def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -35,6 +35,11 @@ SPEEDUPS = {
     "CIFAR-10, CNN": "cifar10-cnn",
 }
 LARGE = {"ResNet-50": "resnet50", "ViT": "vit", "decoder": "lm"}
+PLACES = {
+    "table-speedup": ("fmnist-mlp2", "cifar10-mlp2", "imagenet32-mlp3", "cifar10-cnn"),
+    "table-rounds": ("h4", "h8", "h16"),
+    "fig-large": ("resnet50", "vit", "lm"),
+}
 STEPS = {"H = 4": "h4", "H = 8": "h8", "H = 16": "h16"}
 
 
@@ -93,6 +98,19 @@ def _experiments(row: Row) -> Cells:
     return tables.experiment(REPRODUCED[name])(row)
 
 
+def _beside(row: Row) -> Cells:
+    """Our number with its interval and the paper's, of a panel named before the colon."""
+    title, _, metric = row.cells[0].rpartition(": ")
+    panel = tables.PANELS[title]
+    name = next(x for x in ("table-speedup", "table-rounds", "fig-large") if panel in PLACES[x])
+    header = "rounds to 0.200" if metric.startswith("rounds") else "speedup"
+    place = f"{REPRODUCED[name]}/panels/{panel}"
+    own = tables.measured(place, row.cells[1], header, row.cells[2])
+    assert own is not None
+    theirs = tables.paper(REPRODUCED[name], panel, row.cells[1], tables.METRICS[header])
+    return {2: own, 3: theirs}
+
+
 def sources() -> dict[str, Made]:
     """The makers of each page's tables; one maker alone is of all of them. The numbers
     of a table without one count as not covered."""
@@ -101,6 +119,7 @@ def sources() -> dict[str, Made]:
         "README.md": [learned],
         "docs/index.md": [learned],
         "docs/results/fashion-mnist.md": [tables.compared("fmnist-learned")],
+        "docs/results/not-reproduced.md": [lambda row: {}, _beside],
         "docs/results/speedup.md": [
             tables.across(REPRODUCED["table-speedup"], "speedup", SPEEDUPS)
         ],

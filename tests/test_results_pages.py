@@ -118,5 +118,10 @@ def test_a_claims_numbers_are_on_its_page(claim, numbers, link):
         assert number in page, f"{claim}: {number}"
 
 
+def test_the_papers_numbers_stand_beside_ours():
+    page = (ROOT / "docs" / "results" / "not-reproduced.md").read_text()
+    assert appendix.beside_the_paper() in page
+
+
 def test_the_flower_page_shows_what_attackers_leave():
     assert appendix.attacks() in (ROOT / "docs" / "flower.md").read_text()
