@@ -26,7 +26,8 @@ from laconic.show.curves import (
 )
 from laconic.show.curves import Panel as Axes
 from laconic.show.figures import Bar, Bars, grid_figure
-from laconic.show.table import Table, count, number, percent, signed, with_error
+from laconic.show.summary import with_intervals
+from laconic.show.table import Table, count, number, percent, rounds, signed, times, with_error
 from laconic.show.timing import (
     Link,
     Traffic,
@@ -47,18 +48,17 @@ AVERAGE = "average"  # the panel of rows that are means over panels
 
 
 class Metric(NamedTuple):
-    """A number of a comparison's summary: its name, its fields there, and how it is written."""
+    """A number of a comparison's summary: its name, its fields there, and how it is written beside
+    an error or an interval."""
 
     title: str
     field: str
-    error: str | None
+    spread: str | None
     text: Callable[[Any, Any], str]
 
-    def measure(
-        self, found: Record, records: Sequence[Record]
-    ) -> tuple[float | None, float | None]:
-        """The number and its error, of a row of the summary."""
-        return found[self.field], None if self.error is None else found[self.error]
+    def measure(self, found: Record, records: Sequence[Record]) -> tuple[float | None, Any]:
+        """The number and its error or interval, of a row of the summary."""
+        return found[self.field], None if self.spread is None else found[self.spread]
 
 
 class Span(NamedTuple):
@@ -115,9 +115,14 @@ def _percent_with_error(value: float | None, error: float | None) -> str:
     return f"{100 * value:.2f} ± {100 * error:.2f} %"
 
 
+def _times(value: float | None, spread: Any) -> str:
+    """Ours has an interval, the paper's an error."""
+    return with_error(value, spread, "×") if isinstance(spread, float) else times(value, spread)
+
+
 METRICS: dict[str, Metric] = {
-    "speedup": Metric("speedup", "speedup", "speedup_error", lambda x, e: with_error(x, e, "×")),
-    "rounds": Metric("rounds to {target}", "rounds_to_target", None, lambda x, e: count(x)),
+    "speedup": Metric("speedup", "speedup", "speedup_interval", _times),
+    "rounds": Metric("rounds to {target}", "rounds_to_target", "rounds_interval", rounds),
     "final_train": Metric("final train loss", "final_train", "final_train_error", with_error),
     "test_loss": Metric("test loss", "test_loss", None, lambda x, e: number(x)),
     "test_accuracy": Metric("test accuracy", "test_accuracy", None, lambda x, e: percent(x)),
@@ -136,8 +141,10 @@ COLUMNS: dict[str, Metric | Span | Priced] = {  # whatever may be a column of a 
 }
 
 
-def _row(panel: str, label: str, metric: str, ours: float | None, error: float | None) -> Record:
-    row = {"panel": panel, "label": label, "metric": metric, "ours": ours, "error": error}
+def _row(panel: str, label: str, metric: str, ours: float | None, spread: Any) -> Record:
+    between = spread is not None and not isinstance(spread, float)
+    row = {"panel": panel, "label": label, "metric": metric, "ours": ours}
+    row |= {"error": None, "interval": spread} if between else {"error": spread}
     return row | {"in_paper": False, "paper": None, "paper_error": None, "difference": None}
 
 
@@ -151,7 +158,7 @@ def _beside(row: Record, paper: float | None, error: float | None) -> Record:
 
 def panel_rows(panel: "Panel", records: Sequence[Record]) -> list[Record]:
     """A row for each method and metric, from the comparison's records."""
-    summary = of_kind(records, "summary")[-1]
+    summary = with_intervals(records)
     rows = []
     for found in summary["rows"]:
         label = found["label"]
@@ -231,7 +238,7 @@ def _cells(row: Record | None, metric: str, beside: bool) -> list[str]:
     if row is None:
         return ["", "", ""] if beside else [""]
     text = COLUMNS[metric].text
-    cells = [text(row["ours"], row["error"])]
+    cells = [text(row["ours"], row.get("interval", row["error"]))]
     if beside and not row["in_paper"]:
         return [*cells, "", ""]
     if beside:
@@ -355,6 +362,14 @@ def _deviating(curve: Curve | None, method: Record) -> Curve | None:
     return replace(curve, error=curve.error * math.sqrt(len(method["train"])))
 
 
+def _reach(row: Record) -> float | tuple[float, float] | None:
+    """How far a bar's error reaches: to both sides, or down and up to the ends of its interval."""
+    if row["ours"] is None or "interval" not in row:
+        return row["error"]
+    low, high = (end or row["ours"] for end in row["interval"])
+    return row["ours"] - low, (row["ours"] if math.isinf(high) else high) - row["ours"]
+
+
 def bars_of(
     title: str, panels: "Sequence[Panel]", rows: Sequence[Record], styles: Mapping[str, Style]
 ) -> Bars:
@@ -366,7 +381,7 @@ def bars_of(
         if row["metric"] == metric and row["panel"] in groups:
             same = row.get("target") == row.get("paper_target")
             paper = (row["paper"], row["paper_error"]) if same else (None, None)
-            ours = (row["ours"], row["error"])
+            ours = (row["ours"], _reach(row))
             bars.append(Bar(groups[row["panel"]], row["label"], *ours, *paper))
     y_label = COLUMNS[metric].title.format(target="the target loss")
     names = [panel.title for panel in panels]
