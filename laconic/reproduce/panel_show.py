@@ -27,7 +27,7 @@ from laconic.show.curves import (
 from laconic.show.curves import Panel as Axes
 from laconic.show.figures import Bar, Bars, grid_figure
 from laconic.show.summary import with_intervals
-from laconic.show.table import Table, count, number, percent, rounds, signed, times, with_error
+from laconic.show.table import Table, number, percent, rounds, signed, times, with_error
 from laconic.show.timing import (
     Link,
     Traffic,
