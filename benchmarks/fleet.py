@@ -150,15 +150,32 @@ def nurse(read, errors, work):
         os._exit(status)
 
 
+def free_address():
+    """An address of this machine at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def lighthouse_at(address, heartbeat_timeout, environment):
+    """A Lighthouse that listens."""
+    waits = ["--heartbeat-timeout", str(heartbeat_timeout), "--join-timeout", "30"]
+    command = [sys.executable, "-m", "laconic.engines.lighthouse", "--bind", address, *waits]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
 class Fleet:
     """A Lighthouse, a nursery and their workers; a context manager that leaves nothing running."""
 
     def __init__(self, folder, spec, heartbeat_timeout=0.5):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        address = free_address()
         self.folder, self.pids = Path(folder), {}
         self._spec = dataclasses.asdict(spec) | {
-            "lighthouse": f"127.0.0.1:{port}",
+            "lighthouse": address,
             "folder": str(folder),
         }
         environment = os.environ | {
@@ -168,25 +185,13 @@ class Fleet:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
+        self._lighthouse = lighthouse_at(address, heartbeat_timeout, environment)
         pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": ROOT}
-        seen = [
-            "--bind",
-            f"127.0.0.1:{port}",
-            "--heartbeat-timeout",
-            str(heartbeat_timeout),
-            "--join-timeout",
-            "30",
-        ]
-        self._lighthouse = subprocess.Popen(
-            [sys.executable, "-m", "laconic.engines.lighthouse", *seen], **pipes
-        )
         self._nursery = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, **pipes)
-        told, orders, answers = self._lighthouse.stdout, self._nursery.stdin, self._nursery.stdout
-        assert told is not None
+        orders, answers = self._nursery.stdin, self._nursery.stdout
         assert orders is not None
         assert answers is not None
         self._in, self._out = orders, answers
-        told.readline()
         answers.readline()
 
     def start(self, worker):

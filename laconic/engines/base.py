@@ -8,9 +8,11 @@ so that all hold the same bits. An engine moves bytes and does not interpret the
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from laconic.errors import LaconicError, require_positive
 
@@ -79,9 +81,11 @@ class Engine(Protocol):
     """Everything the training loop asks of the world outside its process.
 
     slots: K · mine: the worker ids that live in this process · counts: bytes and refusals so far
+    direct: whether it is a `DirectEngine`
     """
 
     slots: int
+    direct: bool
     mine: tuple[int, ...]
     counts: Counts
 
@@ -109,8 +113,20 @@ class Engine(Protocol):
         """Leave."""
 
 
+class DirectEngine(Engine, Protocol):
+    """An engine whose workers send each of the others a message of its own."""
+
+    def exchange(
+        self, sends: Mapping[int, Sequence[Frame]], into: Mapping[int, Sequence[np.ndarray]]
+    ) -> None:
+        """Send each worker its message, whose parts follow one another, and fill the arrays with
+        what comes; all agree beforehand on the sizes. Raises `Interrupted`."""
+
+
 class SimulatedEngine:
     """All `K` workers in this process: no peers, so every verb is immediate."""
+
+    direct = False
 
     def __init__(self, K: int):
         require_positive(workers=K)
