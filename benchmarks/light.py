@@ -64,15 +64,21 @@ class LightWorker:
         """What this worker sends in a round: numbers that only it and the round decide."""
         programs, layout = self.programs, self.programs.layout
         rng = np.random.default_rng((self.worker, now))
-        zeros = jax.tree.unflatten(layout.treedef, [np.zeros(x.shape, x.dtype) for x in layout.leaves])
+        zeros = jax.tree.unflatten(
+            layout.treedef, [np.zeros(x.shape, x.dtype) for x in layout.leaves]
+        )
         tree = jax.tree.map(lambda x: 0.01 * rng.standard_normal(x.shape, np.float32), zeros)
         size = 0 if empty else layout.size
         room = new_frame(programs.room)
         about = self.seal.run, layout.structure, origin, now, self.worker, 1.0, 0.5, size
-        fill_frame(layout, Header(int(empty), *about), None if empty else tree, room[: layout.frame])
+        fill_frame(
+            layout, Header(int(empty), *about), None if empty else tree, room[: layout.frame]
+        )
         if self.topology is self.whole:
             return Signed(room, sign_whole(self.seal, programs, room).measured)
-        return Signed(room, None, programs.card.empty() if empty else programs.facts(self.seal, room))
+        return Signed(
+            room, None, programs.card.empty() if empty else programs.facts(self.seal, room)
+        )
 
     def run(self, replica, digest):
         """All rounds."""
@@ -114,7 +120,8 @@ class LightWorker:
                 self.engine.commit(True, digest)
                 self.sent.append(self.engine.counts.sent)
                 counted, excluded = tuple(sorted(verdicts["losses"])), verdicts["excluded"]
-                self.done.append(Done(now + 1, digest, counted, excluded, behind, attempts))
+                said = int(replica.round), digest, counted, excluded, behind, attempts
+                self.done.append(Done(*said))
                 message, attempts = None, 0
             self._farewell(int(replica.round), digest)
         except BaseException as error:
@@ -134,7 +141,9 @@ class LightWorker:
 class LightCrew:
     """`workers` light workers of a model with so many parameters; a context manager."""
 
-    def __init__(self, workers, parameters, rounds, *, exchange="auto", outer="average", **timeouts):
+    def __init__(
+        self, workers, parameters, rounds, *, exchange="auto", outer="average", **timeouts
+    ):
         spec = Spec(0, workers, "", "", rounds, f"synthetic:{parameters}", outer=outer)
         self.programs = Programs(
             task_of(spec.task), method_of(spec), workers, 1, 8, 0, (0,), LIMIT, (), exchange

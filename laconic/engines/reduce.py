@@ -54,6 +54,7 @@ from laconic.engines.wire import (
     FIELDS,
     HEADER,
     MAC,
+    SIGNED,
     WORD,
     Header,
     Seal,
@@ -294,7 +295,8 @@ class ReduceScatter:
             one, said = Admitted(CODE["absent"]), programs.card.empty()
             if worker in cards:
                 card = cards[worker]
-                header, reason = open_header(self.seal, card, layout.size, card[HEADER:])
+                signed = card[:SIGNED], card[HEADER:]
+                header, reason = open_header(self.seal, card, layout.size, *signed)
                 one = guard.judge_header(layout, header, reason, worker, plan.now, origin)
                 if worker not in plan.sources:
                     one = one._replace(code=CODE["absent"])

@@ -21,6 +21,7 @@ from laconic.engines.fragments import FragmentPrograms
 from laconic.engines.identity import Identity, code_version, short_hash
 from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
 from laconic.engines.machine import Devices, check_devices, local_devices
+from laconic.engines.topology import AUTO, check_exchange
 from laconic.engines.wire import Seal
 from laconic.errors import CannotBegin, LaconicError, require_positive
 from laconic.fragments import Fragments
@@ -119,6 +120,10 @@ class TrainConfig:
     """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
     mix: float = 0.0
     """The share of its own weights that a worker keeps when a fragment arrives."""
+    exchange: str = AUTO
+    """How messages travel between real processes: gather (each to all), reduce (each worker
+    averages one piece of all and sends its mean to the others; for optimizers of the mean), or
+    auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -288,6 +293,7 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     method = parse_method(config.optimizer, config.workers, compressor, "train", aggregate)
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
+    check_exchange(config.exchange, method)
     return method.told(K, H, config.rounds), setting
 
 
@@ -323,6 +329,8 @@ def run_name(config: TrainConfig) -> str:
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     if config.aggregate == MEAN:
         del said["aggregate"]  # as in runs that were begun before there was another
+    if config.exchange == AUTO:
+        del said["exchange"]
     contents = contents_of(config)
     if contents is not None:
         _, colon, options = config.optimizer.partition(":")
@@ -453,6 +461,7 @@ class Part:
             folder=self.folder.path,
             checkpoint_every=self.config.checkpoint_every,
             norm_limit=self.config.norm_limit,
+            exchange=self.config.exchange,
             at=self._at,
             running=digests_of(self.folder.header["task"]),
             devices=local_devices(self.config.devices, self.config.batch),
