@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ class Spec:
     rate: float = 0.1
     outer: str = "average"
     compress: str = "dense"
+    exchange: str = "auto"
     pace: float = 0.0  # seconds that a round's local steps take at least
     pinned: bool = False  # to one core each, in turn
     timeouts: dict = dataclasses.field(default_factory=dict)
@@ -94,10 +96,18 @@ def work(spec):
     setting = Setting(spec.workers, spec.local_steps, spec.batch, spec.rounds, (0,))
     keep = {"folder": spec.folder, "checkpoint_every": 50} if spec.pace else {}
     last = None
+    loop = Loop(
+        task_of(spec.task),
+        method_of(spec),
+        setting,
+        engine,
+        seal,
+        exchange=spec.exchange,
+        at=at,
+        **keep,
+    )
     with open(f"{spec.folder}/worker-{spec.worker}.jsonl", "a", encoding="utf-8") as log:
-        for report in Loop(
-            task_of(spec.task), method_of(spec), setting, engine, seal, at=at, **keep
-        ).rounds():
+        for report in loop.rounds():
             fields = (
                 "round",
                 "loss",
@@ -113,7 +123,11 @@ def work(spec):
                 "quorum": report.quorum.workers,
                 "counted": sorted(report.losses),
                 "pid": os.getpid(),
+                "exchange": loop.programs.topology.kind,
             }
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            row["cpu_seconds"] = used.ru_utime + used.ru_stime
+            row["peak_bytes"] = peak_bytes()
             log.write(json.dumps(row | {"seconds": dataclasses.asdict(report.seconds)}) + "\n")
             log.flush()
             last = report
@@ -123,6 +137,13 @@ def work(spec):
             *map(np.asarray, jax.tree.leaves(last.shared)),
         )
     Path(f"{spec.folder}/done-{spec.worker}").touch()
+
+
+def peak_bytes():
+    """The most memory that this process had in use so far; what it shares with the one that it was
+    forked from counts too."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def nurse(read, errors, work):

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,17 +51,19 @@ class LightWorker:
     rounds: int
     done: list[Done] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    replica: object = None
+    replica: Any = None
     error: BaseException | None = None
 
     def __post_init__(self):
         self.worker = self.engine.worker
         self.whole = AllGather(self.programs, self.engine, self.seal)
         reduce = ReduceScatter(self.programs, self.engine, self.seal, self.whole)
-        self.topology = reduce if self.programs.topology.kind == REDUCE else self.whole
-        self.sent = []
+        in_pieces = self.programs.topology.kind == REDUCE
+        self.topology: Any = reduce if in_pieces else self.whole
+        self.sent: list[int] = []
+        self.about = b""  # for tests: what names the exchange that it is in
 
-    def message(self, now, origin, empty=False):
+    def message(self, now: int, origin: bytes, empty: bool = False) -> Signed:
         """What this worker sends in a round: numbers that only it and the round decide."""
         programs, layout = self.programs, self.programs.layout
         rng = np.random.default_rng((self.worker, now))
@@ -190,4 +193,5 @@ class LightCrew:
                 one.engine.close()
         self._lighthouse.kill()
         self._lighthouse.wait(30)
-        self._lighthouse.stdout.close()
+        if self._lighthouse.stdout is not None:
+            self._lighthouse.stdout.close()

@@ -94,10 +94,10 @@ def spoil_card(worker: LightWorker, kind: str, card: np.ndarray) -> np.ndarray:
 
 def spoil(worker: LightWorker, kinds: dict[int, str]) -> None:
     """Have a worker go wrong in some rounds."""
-    message, exchange, now = worker.message, worker.engine.exchange, [0]
+    message, exchange, at = worker.message, worker.engine.exchange, [0]
 
-    def broken(round: int, origin: bytes, empty: bool = False) -> Any:
-        now[0], kind, made = round, kinds.get(round), message(round, origin, empty)
+    def broken(now: int, origin: bytes, empty: bool = False) -> Any:
+        at[0], kind, made = now, kinds.get(now, ""), message(now, origin, empty)
         values = {"nan": np.nan, "inf": np.inf, "huge": 1e6, "overflow": 1e30, "norm": 1e4}
         if kind in values and not empty:
             worker.programs.pieces(made.room).view(np.float32)[1, 7] = values[kind]
@@ -108,7 +108,7 @@ def spoil(worker: LightWorker, kinds: dict[int, str]) -> None:
         return made
 
     def send(sends: Any, into: Any) -> None:
-        kind = kinds.get(now[0], "")
+        kind = kinds.get(at[0], "")
         sends = {w: list(parts) for w, parts in sends.items()}
         first = next(iter(sends.values()), [])
         if kind == "dies" and first and not is_card(worker, first):
@@ -212,7 +212,7 @@ def watch(worker: LightWorker) -> None:
     hand_round = topology._hand_round
 
     def remembering(call: Any, plan: Any, *rest: Any) -> Any:
-        worker.about = plan.about  # pyright: ignore[reportAttributeAccessIssue]
+        worker.about = plan.about
         return hand_round(call, plan, *rest)
 
     topology._hand_round = remembering
