@@ -410,10 +410,9 @@ class ReduceScatter:
         plan, total = came.plan, np.sum(weights_K, dtype=np.float64)
         counted = [k for k, weight in enumerate(weights_K) if weight > 0]
         shares = weights_K[counted] / (total if total > 0 else 1.0)
-        about = np.array([came.facts[k].squares for k in counted], np.float64)
-        norms = shares @ np.sqrt(about.reshape(len(counted), -1))
-        about = np.array([came.facts[k].checks for k in counted], np.float64)
-        checks = shares @ about.reshape(len(counted), -1)
+        stacked = lambda rows: np.array(rows, np.float64).reshape(len(counted), programs.K)
+        norms = shares @ np.sqrt(stacked([came.facts[k].squares for k in counted]))
+        checks = shares @ stacked([came.facts[k].checks for k in counted])
         seen = jax.device_get(programs.seen(self.seal.fold_key, _words(came.means)))
         for piece, owner in enumerate(plan.owner):
             mean = float(seen.squares[piece]), float(seen.checks[piece])
