@@ -1,10 +1,10 @@
 """What an engine is: K slots with stable worker ids, and six verbs between a worker's local steps
 and the outer step.
 
-A round of a worker is `local steps → quorum → gather → outer step → commit`. Messages are gathered,
-not summed: each is checked on its own before it may count, since a bad message cannot be taken out
-of a sum. Every replica takes the same outer step on the same messages in the order of worker ids,
-so that all hold the same bits. An engine moves bytes and does not interpret them.
+A round of a worker is `local steps → quorum → exchange → outer step → commit`. Each message is
+checked on its own before it may count, since a bad one cannot be taken out of a sum. Every replica
+takes the same outer step on the same messages, or on the same mean of them, so that all hold the
+same bits. An engine moves bytes and does not interpret them.
 """
 
 import hashlib

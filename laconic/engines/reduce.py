@@ -18,14 +18,13 @@ messages, and then all gather all of them. A death interrupts it too, and it beg
 import hmac
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from laconic.engines import guard
+from laconic.engines.averaging import Averaging, Judgement, words_of
 from laconic.engines.base import Digest, DirectEngine, Interrupted
 from laconic.engines.fragments import FragmentPrograms
 from laconic.engines.gather import (
@@ -34,7 +33,6 @@ from laconic.engines.gather import (
     Finished,
     Messages,
     verdicts_of,
-    weights_of,
 )
 from laconic.engines.guard import CODE, Admitted
 from laconic.engines.local_workers import Signed
@@ -49,7 +47,7 @@ from laconic.engines.pieces import (
     digest_of,
     sign_mean,
 )
-from laconic.engines.replica import Judged, Programs, Replica
+from laconic.engines.replica import Programs, Replica
 from laconic.engines.wire import (
     FIELDS,
     HEADER,
@@ -60,10 +58,7 @@ from laconic.engines.wire import (
     Seal,
     new_frame,
     open_header,
-    unpack,
 )
-from laconic.means import weighted_mean
-from laconic.workers import Combined
 
 
 class Plan(NamedTuple):
@@ -80,13 +75,6 @@ class Plan(NamedTuple):
         return [piece for piece, owner in enumerate(self.owner) if owner == worker]
 
 
-class Judgement(NamedTuple):
-    """The guard's verdicts on the messages behind K cards, and what each of them weighs."""
-
-    judged: Judged
-    weights_K: np.ndarray
-
-
 class Reduced(NamedTuple):
     """What an exchange brought: what came of each worker's card, the mean pieces [K, size] and
     their signatures, and the judgement, which a process that is behind cannot make yet."""
@@ -98,88 +86,6 @@ class Reduced(NamedTuple):
     means: np.ndarray
     signatures: np.ndarray
     judgement: Judgement | None
-
-
-class Averaging:
-    """The compiled programs that judge by cards and take the outer step on a mean."""
-
-    def __init__(self, programs: Programs):
-        self._programs = programs
-        self._judged = jax.jit(self._judge)
-        self._taken = jax.jit(self._take)
-
-    def judge(self, replica: Replica, admitted: list[Admitted], facts: list[Facts]) -> Judgement:
-        """What of K messages counts, and how much."""
-        part = self._programs.part(replica)
-        norms_K = np.array([one.norm for one in facts], np.float32)
-        flags = [0 if a.header is None else a.header.flags for a in admitted]
-        finite_K = np.array([not flag & BROKEN for flag in flags])
-        codes_K = np.array([a.code for a in admitted], np.int32)
-        seen = norms_K, finite_K, _stacked(facts), weights_of(admitted), codes_K
-        judged, weights_K = self._judged(part.guard, part.shared.params, *seen)
-        return Judgement(judged, np.asarray(weights_K))
-
-    def take(
-        self, replica: Replica, means: np.ndarray, facts: list[Facts], judgement: Judgement
-    ) -> Replica:
-        """The outer step on mean pieces in a row."""
-        tensors_KT = np.stack([one.tensors for one in facts])
-        programs = self._programs
-        given = _words(means.reshape(-1)), _stacked(facts), tensors_KT
-        part = self._taken(programs.part(replica), *given, judgement.weights_K, judgement.judged)
-        return programs.put(replica, part)
-
-    def _judge(
-        self,
-        past: guard.GuardState,
-        params: Any,
-        norms_K: jax.Array,
-        finite_K: jax.Array,
-        extra_KE: jax.Array,
-        weights_K: jax.Array,
-        codes_K: jax.Array,
-    ) -> tuple[Judged, jax.Array]:
-        limit = self._programs.limit
-        layout = self._programs.extra_layout
-        read = lambda words: guard.measure_extra(unpack(layout, words))
-        extra_finite_K, sizes_KA = jax.vmap(read)(extra_KE)
-        scale = jnp.maximum(guard.norm_of(params), 1.0)
-        seen = norms_K, finite_K & extra_finite_K, weights_K, codes_K
-        judged = Judged(*guard.judge(past, *seen, limit, sizes_KA, scale))
-        good_K = judged.codes_K == CODE["ok"]
-        weights_K = guard.bounded(norms_K, weights_K, good_K, limit)
-        return judged, jnp.where(good_K, weights_K, 0.0)
-
-    def _extra(self, extra_KE: jax.Array) -> Any:
-        return jax.vmap(partial(unpack, self._programs.extra_layout))(extra_KE)
-
-    def _take(
-        self,
-        part: Replica,
-        words: jax.Array,
-        extra_KE: jax.Array,
-        tensors_KT: jax.Array,
-        weights_K: jax.Array,
-        judged: Judged,
-    ) -> Replica:
-        programs = self._programs
-        delta = programs.delta(words)
-        extra = weighted_mean(self._extra(extra_KE), weights_K)
-        squares = None
-        if programs.card.tensors:
-            squares = jax.tree.unflatten(jax.tree.structure(delta), list(tensors_KT.T))
-        combined = Combined(delta, extra, weights_K, worker_squares=squares)
-        return programs.advance(part, combined, judged)
-
-
-def _words(numbers: np.ndarray) -> jax.Array:
-    """Numbers on the device, as words."""
-    return jax.device_put(numbers.view(np.uint32))
-
-
-def _stacked(facts: list[Facts]) -> np.ndarray:
-    """The statistics of K cards, as words."""
-    return np.stack([one.extra for one in facts]).view(np.uint32)
 
 
 @dataclass
@@ -201,8 +107,8 @@ class ReduceScatter:
         K, none = programs.K, Admitted(CODE["absent"])
         room = self._room(programs, K)
         room[:] = 0
-        jax.block_until_ready(programs.seen(self.seal.fold_key, _words(room[:K])))
-        jax.block_until_ready(programs.seen(self.seal.fold_key, _words(room[:1])))
+        jax.block_until_ready(programs.seen(self.seal.fold_key, words_of(room[:K])))
+        jax.block_until_ready(programs.seen(self.seal.fold_key, words_of(room[:1])))
         averaging, facts = self._of(programs), [programs.card.empty()] * K
         judgement = averaging.judge(replica, [none] * K, facts)
         jax.block_until_ready(averaging.take(replica, room[:K], facts, judgement))
@@ -319,7 +225,7 @@ class ReduceScatter:
         n, K, bad = len(plan.sources), self.engine.slots, set()
         mine = plan.owned(self.engine.mine[0])
         for start in range(0, len(mine) * n, K):  # as many at a time as were compiled for
-            rows = _words(room[start : start + K])
+            rows = words_of(room[start : start + K])
             seen = jax.device_get(programs.seen(self.seal.fold_key, rows))
             for row in range(start, min(start + K, len(mine) * n)):
                 piece, worker = mine[row // n], plan.sources[row % n]
@@ -391,7 +297,9 @@ class ReduceScatter:
         signatures = np.zeros((self.engine.slots, MAC), np.uint8)
         with call.seconds.spent("check"):
             for piece, mean in zip(mine, own, strict=bool(len(own))):
-                folded = np.asarray(programs.seen(self.seal.fold_key, _words(mean[None])).folds[0])
+                folded = np.asarray(
+                    programs.seen(self.seal.fold_key, words_of(mean[None])).folds[0]
+                )
                 signature = sign_mean(self.seal, plan.about, piece, folded)
                 signatures[piece] = np.frombuffer(signature, np.uint8)
         parts = [part for i, piece in enumerate(mine) for part in (own[i], signatures[piece])]
@@ -413,7 +321,7 @@ class ReduceScatter:
         stacked = lambda rows: np.array(rows, np.float64).reshape(len(counted), programs.K)
         norms = shares @ np.sqrt(stacked([came.facts[k].squares for k in counted]))
         checks = shares @ stacked([came.facts[k].checks for k in counted])
-        seen = jax.device_get(programs.seen(self.seal.fold_key, _words(came.means)))
+        seen = jax.device_get(programs.seen(self.seal.fold_key, words_of(came.means)))
         for piece, owner in enumerate(plan.owner):
             mean = float(seen.squares[piece]), float(seen.checks[piece])
             signed = sign_mean(self.seal, plan.about, piece, seen.folds[piece])
