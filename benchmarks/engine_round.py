@@ -177,7 +177,8 @@ def main():
     options = parser.parse_args()
     load = round(os.getloadavg()[0], 2)
     about = {"rounds": options.rounds, "limit_ms": LIMIT_MS, "load_before": load}
-    figures = about | (light(options) if options.light else processes(options)) | provenance()
+    ran = provenance()  # of the code that runs, whatever is committed meanwhile
+    figures = about | (light(options) if options.light else processes(options)) | ran
     if options.record:
         write_json(options.record, figures)
     print(json.dumps(figures))

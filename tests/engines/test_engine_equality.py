@@ -57,7 +57,7 @@ def test_bytes_are_counted_as_they_cross(cluster):
     dense = sum(room(4 * n) for n in (64 * 64, 64, 64 * 64, 64, 64 * 10, 10))
     kept, width = math.ceil(parameters / 20), 14
     sparse = room(4 * kept) + room(math.ceil(kept * width / 8))
-    card, verdict, piece = 192 + 4 * (16 + 4 + 4), 1 + 32, room(math.ceil(dense / 4))
+    card, verdict, piece = 192 + 4 * (8 + 4 + 4), 1 + 32, room(math.ceil(dense / 4))
     pieces = 3 * HEAD.size + card + piece + verdict + piece + 32
     for name, body, bits, each in (
         ("local-sgd", dense, 32 * parameters, pieces),

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.light import TOKEN, LightCrew, LightWorker
 from laconic.engines.base import Interrupted
-from laconic.engines.pieces import BROKEN, CARD, CardLayout, Cut, Facts, Verdict, digest_of
+from laconic.engines.pieces import BROKEN, CARD, DIGEST, CardLayout, Cut, Facts, Verdict, digest_of
 from laconic.engines.pieces import measure as pieces_of
 from laconic.engines.reduce import ReduceScatter
 from laconic.engines.wire import FIELDS, HEADER, MAGIC, VERSION, Header, Seal
@@ -329,7 +329,7 @@ def test_a_card_says_what_was_written_and_no_byte_of_it_can_change():
     layout, rng = CardLayout(3, 2, 64), np.random.default_rng(0)
     numbers = lambda n: rng.standard_normal(n).astype(np.float32)
     some = lambda *shape: rng.integers(0, 256, shape, np.uint8)
-    facts = Facts(some(3, 16), numbers(3), numbers(3), numbers(2), some(64))
+    facts = Facts(some(3, DIGEST), numbers(3), numbers(3), numbers(2), some(64))
     header = Header(CARD | BROKEN, SEAL.run, bytes(16), bytes(32), 7, 1, 1.0, 0.5, 0)
     card = layout.write(SEAL, header, facts)
     assert card.size == layout.size
@@ -343,7 +343,7 @@ def test_a_card_says_what_was_written_and_no_byte_of_it_can_change():
     changed[0] ^= 2
     assert Verdict.read(SEAL, b"here", 1, 10, changed) is None
     fold = rng.integers(0, 2**32, (4, 5), np.uint32)
-    assert digest_of(SEAL, fold).tobytes() == SEAL.sign(b"piece", fold)[:16]
+    assert digest_of(SEAL, fold).tobytes() == SEAL.sign(b"piece", fold)[:DIGEST]
 
 
 def test_nothing_is_begun_again_in_vain(crew):

@@ -134,7 +134,7 @@ def test_the_way_with_fewer_bytes_is_taken():
     assert choose("gather", 4, gather, reduce) == Topology("gather", 3 * 16 + 3000)
     assert choose(REDUCE, 4, Traffic(1, 100), reduce).kind == REDUCE
     assert choose(AUTO, 4, gather, None).kind == "gather"
-    assert CardLayout(4, 0, 0).size == 192 + 4 * 24
+    assert CardLayout(4, 0, 0).size == 192 + 4 * 16
     said = Topology("gather+reduce", 8_000_000).words
     assert said == "exchange: all-gather and reduce-scatter, 8.0 MB a round"
 
