@@ -38,7 +38,7 @@ from laconic.engines.wire import (
 )
 
 CARD, WHOLE, BROKEN = 2, 4, 8  # flags: a card; it asks for whole messages; some number is no number
-DIGEST = 8  # bytes of a piece's digest: about as sure as its fold, and guesses cannot be tried
+DIGEST = 8  # bytes of a piece's digest: as sure as its fold, and nobody can try out guesses
 FINE = 100  # blocks from which on a piece consists of whole blocks
 TRUST = 1e-3  # by how much two sums of the same numbers may differ
 NOTHING = 1e-12  # below this a norm is none
@@ -69,8 +69,8 @@ class Cut(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a card says of a message: of each piece [K] its digest [K, DIGEST], squares and checksum, of
-    each tensor the squares, and the statistics' bytes."""
+    """What a card says of a message: of each piece [K] its digest, squares and checksum, of each
+    tensor the squares, and the statistics' bytes."""
 
     digests: np.ndarray
     squares: np.ndarray
