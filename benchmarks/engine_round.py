@@ -137,16 +137,19 @@ def light(options):
         began_rounds = time.monotonic()
         crew.join(options.patience)
         wall = time.monotonic() - began_rounds
-        rounds = [[(one.round, one.digest) for one in worker.done] for worker in crew.workers]
+        states = {(one.round, one.digest) for worker in crew.workers for one in worker.done}
+        ends = {worker.done[-1].digest for worker in crew.workers}
+        took = [len(worker.done) for worker in crew.workers]
         sent = [b - a for w in crew.workers for a, b in itertools.pairwise(w.sent)]
         found = {
             "benchmark": "engine-round-light",
             "parameters": parameters,
             "workers": workers,
-            "rounds": min(map(len, rounds)),
+            "rounds": max(one.round for worker in crew.workers for one in worker.done),
+            "rounds_missed": options.rounds * workers - sum(took),
             "exchange": crew.programs.topology.kind,
-            "equal_hashes": len({str(one) for one in rounds}) == 1,
-            "final_hash": rounds[0][-1][1].hex(),
+            "equal_hashes": len(states) == options.rounds and len(ends) == 1,
+            "final_hash": ends.pop().hex(),
             "interruptions": sum(len(worker.notes) for worker in crew.workers),
             "sent_bytes": statistics.median(sent),
             "sent_models": round(statistics.median(sent) / size, 4),

@@ -177,9 +177,9 @@ def free_address():
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def lighthouse_at(address, heartbeat_timeout, environment):
+def lighthouse_at(address, heartbeat_timeout, environment, join_timeout=30.0):
     """A Lighthouse that listens."""
-    waits = ["--heartbeat-timeout", str(heartbeat_timeout), "--join-timeout", "30"]
+    waits = ["--heartbeat-timeout", str(heartbeat_timeout), "--join-timeout", str(join_timeout)]
     command = [sys.executable, "-m", "laconic.engines.lighthouse", "--bind", address, *waits]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT

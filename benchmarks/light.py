@@ -153,7 +153,8 @@ class LightCrew:
         )
         self.seal = Seal.of(TOKEN, "light")
         self.address = free_address()
-        self._lighthouse = lighthouse_at(self.address, 60.0, os.environ | {"LACONIC_TOKEN": TOKEN})
+        environment = os.environ | {"LACONIC_TOKEN": TOKEN}
+        self._lighthouse = lighthouse_at(self.address, 60.0, environment, join_timeout=600.0)
         waits = Timeouts(**(CALM | timeouts))
         make = lambda k: ElasticEngine(k, workers, self.address, self.seal, timeouts=waits, least=1)
         self.workers = [

@@ -45,10 +45,10 @@ class AllGather:
 
     def collect(self, call: Call) -> Messages:
         """Everyone's message; raises `Interrupted`."""
-        size = self.programs.frame
+        size = self.programs.at(call.quorum.round).layout.frame
         own = {worker: self._whole(call, one) for worker, one in call.own.items()}
         with call.seconds.spent("gather"):
-            frames = self.engine.gather({w: one.room[:size] for w, one in own.items()})
+            frames = self.engine.gather({w: one.room[:size] for w, one in own.items()}, size)
         return Messages(call._replace(own=own), frames)
 
     def _whole(self, call: Call, one: Signed) -> Signed:

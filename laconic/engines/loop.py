@@ -29,12 +29,14 @@ from laconic.engines.replica import Programs, Replica
 from laconic.engines.topology import AUTO, GATHER, REDUCE, check_exchange, needs_all
 from laconic.engines.wire import Seal, new_frame
 from laconic.errors import LaconicError
+from laconic.fragments import Fragments
 from laconic.method import Method, Setting
 from laconic.store import checkpoint
 from laconic.tasks.base import Task
 
 BEFORE_QUORUM, BEFORE_GATHER = "before quorum", "between quorum and gather"
 BEFORE_COMMIT, AFTER_COMMIT = "between gather and commit", "after commit"
+DROP, NEXT = "drop", "next"  # what becomes of a message that is late for its round
 KEPT = 2  # states held for peers that are behind: the present one and the one before
 
 
@@ -103,6 +105,28 @@ def row_of(report: Report) -> dict[str, Any]:
     return row
 
 
+def check_late(late: str, fragments: Fragments) -> None:
+    """Refuse what cannot become of a late message."""
+    if late not in (DROP, NEXT):
+        raise LaconicError(
+            f"a message that is late for its round is dropped ({DROP}) or counts in the {NEXT} "
+            f"one, got late {late!r}."
+        )
+    if late == NEXT and fragments.active:
+        raise LaconicError(
+            "late messages of fragments are dropped: a worker that is behind goes on from the "
+            "global weights, which its own have left. Leave out late, or fragments, delay and mix."
+        )
+
+
+def check_whole(exchange: str, late: str) -> None:
+    """Refuse late messages in pieces: who is late does not know what of the state to average."""
+    if exchange == REDUCE and late == NEXT:
+        raise LaconicError(
+            "messages that count a round late travel whole: leave out --exchange, or --late."
+        )
+
+
 def checkpoint_path(folder: Path, engine: Engine) -> Path:
     """Where the process with this engine keeps its checkpoint."""
     return folder / f"worker-{engine.mine[0]}.safetensors"
@@ -123,6 +147,7 @@ class Loop:
         checkpoint_every: int = 0,
         norm_limit: float = guard.LIMIT,
         exchange: str = AUTO,
+        late: str = DROP,
         running: str = "",
         devices: Sequence[Any] = (),
         at: Callable[[str, int], None] = lambda point, round: None,
@@ -135,6 +160,7 @@ class Loop:
         norm_limit: the largest norm a message may have, as a multiple of the usual one
         exchange: how messages travel, one of `EXCHANGES`; engines whose workers cannot send each
             other messages of their own gather them
+        late: "next" has a message that is late for its round count in the one after it, "drop" not
         running: what all processes must train, in words; those with other words are refused
         devices: those over which each local step's minibatch is split; none: the usual one does all
         at: is called with (point, round) at each named point of the protocol
@@ -155,7 +181,9 @@ class Loop:
                 "a worker that exchanges fragments has one device: leave out --devices, or "
                 "fragments, delay and mix."
             )
+        check_late(late, setting.fragments)
         self.setting = setting
+        self.late = late
         self.last = setting.rounds  # fewer if all processes agree to stop early
         self.engine = engine
         self.seal = seal
@@ -164,7 +192,8 @@ class Loop:
         self.committed = committed
         self.handing_on = handing_on
         check_exchange(exchange, method)
-        exchange = exchange if engine.direct else GATHER
+        check_whole(exchange, late)
+        exchange = exchange if engine.direct and late == DROP else GATHER
         given = (task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit)
         self.programs: Programs | FragmentPrograms = (
             FragmentPrograms(*given, setting.fragments, exchange)
@@ -179,6 +208,7 @@ class Loop:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
         self._held: dict[Digest, Replica] = {}
         self._notes: list[str] = []
+        self._lived = False  # whether this process has finished an exchange
         self._afresh = False  # local state that no checkpoint gave, before its first round
         self.final: tuple[Replica, Digest] | None = None  # the state after all rounds
         self._tally = Tally()
@@ -241,6 +271,7 @@ class Loop:
             return replica, digest, None
         local.settle(replica, new.healed)
         self._afresh = False
+        self._lived = True
         tally.healed |= new.healed
         tally.exchanges += 1
         self.at(AFTER_COMMIT, quorum.round)
@@ -275,6 +306,8 @@ class Loop:
     def _exchange(self, replica: Replica, local: LocalWorkers, digest: Digest) -> Exchanged:
         """Quorum, gather, outer step and commit; there are no verdicts if the others are done."""
         now, seconds = int(replica.round), self._tally.seconds
+        # An earlier process may have sent the message of our first exchange.
+        late_in = now + 1 if self.late == NEXT and self._lived else None
         while True:
             self._tally.attempts += 1
             try:
@@ -286,7 +319,13 @@ class Loop:
                 if quorum.round >= self.exchanges:  # the others are done: nothing to gather
                     return Exchanged(*self._take_over(quorum), quorum, True, None, time.time())
                 with seconds.spent("check"):
-                    own = local.nothing(quorum) if behind else local.signed()
+                    if not behind:
+                        own, late_in = local.signed(), None  # from now on it may have counted
+                    elif quorum.round == late_in:
+                        own = local.late(quorum)
+                        self._notes.append(f"sent its message of round {now + 1} a round late")
+                    else:
+                        own = local.nothing(quorum)
                 if len(quorum.sources) < len(quorum.workers):
                     self.handing_on()
                 topology: Any = self._topology(quorum.round)

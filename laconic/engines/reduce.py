@@ -49,13 +49,12 @@ from laconic.engines.pieces import (
 )
 from laconic.engines.replica import Programs, Replica
 from laconic.engines.wire import (
-    FIELDS,
     HEADER,
     MAC,
     SIGNED,
     WORD,
-    Header,
     Seal,
+    header_of,
     new_frame,
     open_header,
 )
@@ -183,8 +182,7 @@ class ReduceScatter:
     def _card(self, plan: Plan, programs: Programs, own: Signed) -> np.ndarray:
         """This worker's card; from a room whose header is not signed."""
         assert own.facts is not None
-        _, _, *fields = FIELDS.unpack_from(own.room.data, 0)
-        header = Header(*fields)
+        header = header_of(own.room)
         flags = header.flags | CARD | (WHOLE if plan.now == self._doubted else 0)
         if not np.all(np.isfinite(own.facts.squares)):
             numbers = programs.pieces(own.room).view(np.float32)

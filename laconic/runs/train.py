@@ -19,7 +19,16 @@ from laconic.compress import parse_compressor
 from laconic.engines.base import Engine, Refused, SimulatedEngine
 from laconic.engines.fragments import FragmentPrograms
 from laconic.engines.identity import Identity, code_version, short_hash
-from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
+from laconic.engines.loop import (
+    BEFORE_QUORUM,
+    DROP,
+    Loop,
+    Report,
+    check_late,
+    check_whole,
+    checkpoint_path,
+    row_of,
+)
 from laconic.engines.machine import Devices, check_devices, local_devices
 from laconic.engines.topology import AUTO, check_exchange
 from laconic.engines.wire import Seal
@@ -46,6 +55,7 @@ from laconic.runs.folder import (
 )
 from laconic.runs.measure import as_numbers, broken_metric, heldout_metrics
 from laconic.runs.settings import begun_with, read_config, require_same, settled
+from laconic.runs.trackers import heldout_numbers
 from laconic.runs.train_log import (
     LOOK,
     Log,
@@ -95,8 +105,8 @@ class TrainConfig:
     seed: int = 0
     """The seed of initial weights and minibatches."""
     compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
-    topk:0.01+int8+ef."""
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, chunk-topk:0.01, int8, int4,
+    int2, +ef; e.g. topk:0.01+int8+ef; or sparseloco."""
     aggregate: str = "mean"
     """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
     krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
@@ -124,6 +134,9 @@ class TrainConfig:
     """How messages travel between real processes: gather (each to all), reduce (each worker
     averages one piece of all and sends its mean to the others; for optimizers of the mean), or
     auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather."""
+    late: str = DROP
+    """What becomes of the message of a worker that a round did not wait for, between processes:
+    drop, or next to have it count in the next round."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -261,7 +274,8 @@ def _simulate(
     part = Part(
         replace(config, out=folder.path), task, engine, seal_of("alone", config), folder, observer
     )
-    part.carry_out(stop)
+    with folder.watched_by(observer):
+        part.carry_out(stop)
 
 
 # --- what a config stands for ---------------------------------------------------------------------
@@ -290,10 +304,12 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     )
     compressor = parse_compressor(config.compress)
     aggregate = parse_aggregate(config.aggregate)
+    check_late(config.late, setting.fragments)
     method = parse_method(config.optimizer, config.workers, compressor, "train", aggregate)
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
     check_exchange(config.exchange, method)
+    check_whole(config.exchange, config.late)
     return method.told(K, H, config.rounds), setting
 
 
@@ -326,6 +342,8 @@ def run_name(config: TrainConfig) -> str:
     without = OWN if config.patience is not None else (*OWN, "patience", "evaluate_every")
     if not _fragments(config).active:
         without = (*without, "fragments", "delay", "mix")
+    if config.late == DROP:
+        without = (*without, "late")
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     if config.aggregate == MEAN:
         del said["aggregate"]  # as in runs that were begun before there was another
@@ -445,6 +463,7 @@ class Part:
     observer: Observer
     turn: Turn | None = None
     looks: dict[int, float] = field(default_factory=dict)  # held-out loss by round
+    seen: dict[str, float] = field(default_factory=dict)  # what a look after this round found
 
     def carry_out(self, stop: Callable[[], bool]) -> None:
         """All rounds, written down as they come, then the final weights and what they are worth."""
@@ -462,6 +481,7 @@ class Part:
             checkpoint_every=self.config.checkpoint_every,
             norm_limit=self.config.norm_limit,
             exchange=self.config.exchange,
+            late=self.config.late,
             at=self._at,
             running=digests_of(self.folder.header["task"]),
             devices=local_devices(self.config.devices, self.config.batch),
@@ -484,8 +504,9 @@ class Part:
     def _committed(self, loop: Loop, log: Log, report: Report, due: bool) -> None:
         """Write a round down, before its checkpoint, with a look at held-out data if one is due."""
         row = row_of(report)
+        self.seen = {}
         if self._looks_after(report):
-            row[LOOK] = as_numbers(look, loop.programs.task, report.shared)
+            row[LOOK] = self.seen = as_numbers(look, loop.programs.task, report.shared)
         if LOOK in row and self.config.patience is not None:
             self.looks[report.round] = row[LOOK][watched(self.task)]
             early = self._early()
@@ -529,7 +550,7 @@ class Part:
                 last = now
                 row = row_of(report)
                 log.complete(row)
-                self.observer.round(row)
+                self.observer.round({**row, LOOK: self.seen} if self.seen else row)
                 if stopping and report.round < loop.last:
                     raise Interrupted(
                         f"asked to stop after round {report.round} of {self.config.rounds}.",
@@ -581,4 +602,6 @@ class Part:
                 f"{broken} after the last round. The weights are saved in {self.folder.path}; mend "
                 "the metric and resume the training."
             )
+        if not self.seen:
+            self.observer.numbers("training", about["round"], heldout_numbers(heldout))
         log.end(**about, **counts, heldout=heldout, **({"early": early} if early else {}))
