@@ -106,11 +106,8 @@ def run_pair(task: Any, made: Method, **more: Any) -> list[list[Any]]:
         pytest.param(
             "average", "dense", True, {"fragments": Fragments(2, 1, 0.25)}, marks=pytest.mark.slow
         ),
-        pytest.param(
-            "slowmo", "dense", False, {"devices": jax.devices()[:2]}, marks=pytest.mark.slow
-        ),
     ],
-    ids=["statistics", "norms of what is sparse", "fragments", "two devices each"],
+    ids=["statistics", "norms of what is sparse", "fragments"],
 )
 def test_in_pieces_it_is_what_one_process_does(outer, spec, stateful, more):
     task, made = tiny.stateful_task() if stateful else TASK, method_of(outer, spec)
