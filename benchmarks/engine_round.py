@@ -1,13 +1,18 @@
 """What the engine itself costs a round: everything but the local steps, the bytes' own journey and
-the outer step.
+the outer step; and what it costs as workers and parameters become more.
 
-    python benchmarks/engine_round.py [--workers 2 4] [--parameters 1000000] [--compress dense]
-    [--record FILE]
+    python benchmarks/engine_round.py [--workers 2 4] [--parameters 1e5 1e6] [--compress dense]
+    [--exchange auto] [--record FILE]
+    python benchmarks/engine_round.py --light 64 [--parameters 1e5] [--rounds 50] [--record FILE]
 
 Real processes on the loopback, each on a core of its own as far as there are cores. "quorum" is the
 least that any worker waited in a round, which is what the protocol costs; what a worker waits
 beyond that is for slower ones. "check" is the signature, the guard and the hash of the state;
-"rest" is what no clock covers, this program's log included. The last line is one JSON object.
+"rest" is what no clock covers, this program's log included. Bytes are counted where they leave the
+sockets; CPU seconds and the peak of the resident memory are those that the kernel says of each
+process. Memory is that above a worker of the same run with a model of a thousand parameters.
+
+With --light, workers are threads of one process (see `light`). The last line is one JSON object.
 """
 
 import argparse
@@ -27,16 +32,20 @@ from laconic.store.records import provenance, write_json
 
 WARM_UP = 5
 LIMIT_MS = 10.0
+IDLE = 1000  # parameters of a model that takes no memory
+PATIENT = {"patience": 1200.0, "silence": 60.0, "gather": 300.0}
 OWN = ("quorum", "check", "rest")
+WORD = 4  # bytes of a parameter
 
 
-def measure(options, workers):
+def measure(options, workers, parameters):
     """The log of each worker, from the last round of warming up on."""
     with tempfile.TemporaryDirectory() as folder:
-        task, rounds = f"synthetic:{options.parameters}", options.rounds + WARM_UP
+        task, rounds = f"synthetic:{parameters}", options.rounds + WARM_UP
         more = {"local_steps": 1, "batch": 8, "compress": options.compress, "pinned": True}
+        more |= {"exchange": options.exchange, "timeouts": PATIENT}
         spec = Spec(0, workers, "", "", rounds, task, **more)
-        with Fleet(folder, spec, heartbeat_timeout=5.0) as fleet:
+        with Fleet(folder, spec, heartbeat_timeout=60.0) as fleet:
             for worker in range(workers):
                 fleet.start(worker)
             while not all(map(fleet.done, range(workers))):
@@ -63,46 +72,116 @@ def split(rows_WR):
     return parts
 
 
-def figures_of(options, workers):
-    """Medians and best tenths over the rounds, printed too."""
-    rows = measure(options, workers)
+def figures_of(options, workers, parameters, idle):
+    """Medians and best tenths over the rounds, bytes, CPU seconds and memory; printed too."""
+    rows = measure(options, workers, parameters)
     parts = split(rows)
     median = {name: round(statistics.median(values), 3) for name, values in parts.items()}
     tenth = {
         name: round(statistics.quantiles(values, n=10)[0], 3) for name, values in parts.items()
     }
+    size = WORD * round(parameters**0.5) * (round(parameters**0.5) + 1)
+    sent = statistics.median(row["sent"] for log in rows for row in log[1:])
+    took = [(log[-1]["cpu_seconds"] - log[0]["cpu_seconds"]) / (len(log) - 1) for log in rows]
+    wall = [(log[-1]["committed_at"] - log[0]["committed_at"]) / (len(log) - 1) for log in rows]
+    peak = max(log[-1]["peak_bytes"] for log in rows)
+    found = {
+        "exchange": rows[0][-1]["exchange"],
+        "median_ms": median,
+        "best_tenth_ms": tenth,
+        "sent_bytes": sent,
+        "sent_models": round(sent / size, 4),
+        "cpu_seconds": round(statistics.mean(took), 6),
+        "wall_seconds": round(statistics.mean(wall), 6),
+        "peak_bytes": peak,
+        "equal_hashes": len({tuple(row["digest"] for row in log) for log in rows}) == 1,
+    }
+    if idle:
+        found["peak_models_above_idle"] = round((peak - idle) / size, 3)
     print(
-        f"{options.parameters:,} parameters, {workers} workers, {options.compress}; engine = "
-        f"{' + '.join(OWN)}"
+        f"{parameters:,} parameters, {workers} workers, {options.compress}, {found['exchange']}; "
+        f"engine = {' + '.join(OWN)}"
     )
     for name in parts:
-        print(f"  {name:8} {median[name]:8.3f} ms (best tenth {tenth[name]:.3f})", flush=True)
-    return {"median_ms": median, "best_tenth_ms": tenth, "sent_bytes": rows[0][-1]["sent"]}
+        print(f"  {name:8} {median[name]:8.3f} ms (best tenth {tenth[name]:.3f})")
+    print(
+        f"  sent {found['sent_models']:.3f} models, {1000 * found['cpu_seconds']:.2f} ms CPU, "
+        f"{1000 * found['wall_seconds']:.1f} ms wall a round, {peak / 1e6:.0f} MB at the peak, "
+        f"{found.get('peak_models_above_idle', '-')} models above idle",
+        flush=True,
+    )
+    return found
+
+
+def processes(options):
+    """Every number of workers with every number of parameters, those of no memory first."""
+    figures, idle = {}, {}
+    for parameters in [*([IDLE] if options.memory else []), *options.parameters]:
+        for workers in options.workers:
+            found = figures_of(options, workers, parameters, idle.get(workers))
+            figures.setdefault(str(parameters), {})[str(workers)] = found
+            if parameters == IDLE:
+                idle[workers] = found["peak_bytes"]
+    return {"benchmark": "engine-round", "compress": options.compress, "runs": figures}
+
+
+def light(options):
+    """Threads of this process; whether all went through the same states, and what it took."""
+    from benchmarks.light import LightCrew
+
+    (parameters,) = options.parameters
+    workers, began = options.light, time.process_time()
+    size = WORD * round(parameters**0.5) * (round(parameters**0.5) + 1)
+    with LightCrew(workers, parameters, options.rounds, exchange=options.exchange) as crew:
+        crew.begin()
+        began_rounds = time.monotonic()
+        crew.join(options.patience)
+        wall = time.monotonic() - began_rounds
+        states = {(one.round, one.digest) for worker in crew.workers for one in worker.done}
+        ends = {worker.done[-1].digest for worker in crew.workers}
+        took = [len(worker.done) for worker in crew.workers]
+        sent = [b - a for w in crew.workers for a, b in itertools.pairwise(w.sent)]
+        found = {
+            "benchmark": "engine-round-light",
+            "parameters": parameters,
+            "workers": workers,
+            "rounds": max(one.round for worker in crew.workers for one in worker.done),
+            "rounds_missed": options.rounds * workers - sum(took),
+            "exchange": crew.programs.topology.kind,
+            "equal_hashes": len(states) == options.rounds and len(ends) == 1,
+            "final_hash": ends.pop().hex(),
+            "interruptions": sum(len(worker.notes) for worker in crew.workers),
+            "sent_bytes": statistics.median(sent),
+            "sent_models": round(statistics.median(sent) / size, 4),
+            "wall_seconds": round(wall, 3),
+            "cpu_seconds": round(time.process_time() - began, 3),
+        }
+    for name, value in found.items():
+        print(f"  {name:16} {value}")
+    return found
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    number = lambda text: int(float(text))
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[2, 4], help="one measurement for each number"
     )
-    parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--parameters", type=number, nargs="+", default=[1_000_000])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--compress", default="dense")
+    parser.add_argument("--exchange", default="auto", help="auto, gather or reduce")
+    parser.add_argument("--memory", action="store_true", help="measure idle workers first")
+    parser.add_argument("--light", type=int, default=0, help="so many threads instead")
+    parser.add_argument("--patience", type=float, default=3600.0, help="seconds for --light")
     parser.add_argument("--record", default="", help="file for the figures")
     options = parser.parse_args()
     load = round(os.getloadavg()[0], 2)
-    figures = {
-        "benchmark": "engine-round",
-        "parameters": options.parameters,
-        "compress": options.compress,
-        "rounds": options.rounds,
-        "limit_ms": LIMIT_MS,
-        "load_before": load,
-        "workers": {str(workers): figures_of(options, workers) for workers in options.workers},
-        **provenance(),
-    }
+    about = {"rounds": options.rounds, "limit_ms": LIMIT_MS, "load_before": load}
+    ran = provenance()  # of the code that runs, whatever is committed meanwhile
+    figures = about | (light(options) if options.light else processes(options)) | ran
     if options.record:
         write_json(options.record, figures)
     print(json.dumps(figures))

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ class Spec:
     rate: float = 0.1
     outer: str = "average"
     compress: str = "dense"
+    exchange: str = "auto"
     pace: float = 0.0  # seconds that a round's local steps take at least
     pinned: bool = False  # to one core each, in turn
     bind: str = "127.0.0.1"  # where it listens
@@ -96,10 +98,18 @@ def work(spec):
     setting = Setting(spec.workers, spec.local_steps, spec.batch, spec.rounds, (0,))
     keep = {"folder": spec.folder, "checkpoint_every": 50} if spec.pace else {}
     last = None
+    loop = Loop(
+        task_of(spec.task),
+        method_of(spec),
+        setting,
+        engine,
+        seal,
+        exchange=spec.exchange,
+        at=at,
+        **keep,
+    )
     with open(f"{spec.folder}/worker-{spec.worker}.jsonl", "a", encoding="utf-8") as log:
-        for report in Loop(
-            task_of(spec.task), method_of(spec), setting, engine, seal, at=at, **keep
-        ).rounds():
+        for report in loop.rounds():
             fields = (
                 "round",
                 "loss",
@@ -115,7 +125,11 @@ def work(spec):
                 "quorum": report.quorum.workers,
                 "counted": sorted(report.losses),
                 "pid": os.getpid(),
+                "exchange": loop.programs.topology.kind,
             }
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            row["cpu_seconds"] = used.ru_utime + used.ru_stime
+            row["peak_bytes"] = peak_bytes()
             log.write(json.dumps(row | {"seconds": dataclasses.asdict(report.seconds)}) + "\n")
             log.flush()
             last = report
@@ -125,6 +139,13 @@ def work(spec):
             *map(np.asarray, jax.tree.leaves(last.shared)),
         )
     Path(f"{spec.folder}/done-{spec.worker}").touch()
+
+
+def peak_bytes():
+    """The most memory that this process had in use so far; what it shares with the one that it was
+    forked from counts too."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def nurse(read, errors, work):
@@ -152,15 +173,32 @@ def nurse(read, errors, work):
         os._exit(status)
 
 
+def free_address():
+    """An address of this machine at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def lighthouse_at(address, heartbeat_timeout, environment, join_timeout=30.0):
+    """A Lighthouse that listens."""
+    waits = ["--heartbeat-timeout", str(heartbeat_timeout), "--join-timeout", str(join_timeout)]
+    command = [sys.executable, "-m", "laconic.engines.lighthouse", "--bind", address, *waits]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
 class Fleet:
     """A Lighthouse, a nursery and their workers; a context manager that leaves nothing running."""
 
     def __init__(self, folder, spec, heartbeat_timeout=0.5):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        address = free_address()
         self.folder, self.pids = Path(folder), {}
         self._spec = dataclasses.asdict(spec) | {
-            "lighthouse": f"127.0.0.1:{port}",
+            "lighthouse": address,
             "folder": str(folder),
         }
         environment = os.environ | {
@@ -170,25 +208,13 @@ class Fleet:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
+        self._lighthouse = lighthouse_at(address, heartbeat_timeout, environment)
         pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": ROOT}
-        seen = [
-            "--bind",
-            f"127.0.0.1:{port}",
-            "--heartbeat-timeout",
-            str(heartbeat_timeout),
-            "--join-timeout",
-            "30",
-        ]
-        self._lighthouse = subprocess.Popen(
-            [sys.executable, "-m", "laconic.engines.lighthouse", *seen], **pipes
-        )
         self._nursery = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, **pipes)
-        told, orders, answers = self._lighthouse.stdout, self._nursery.stdin, self._nursery.stdout
-        assert told is not None
+        orders, answers = self._nursery.stdin, self._nursery.stdout
         assert orders is not None
         assert answers is not None
         self._in, self._out = orders, answers
-        told.readline()
         answers.readline()
 
     def start(self, worker):

@@ -65,7 +65,7 @@ class Group:
         for i, (programs, part) in enumerate(zip(self._programs, self._parts, strict=True)):
             message, self._clients[i], found = programs.local(replica, self._clients[i], None)
             losses.append(np.asarray(found))
-            trees = jax.device_get((message.delta, message.extra))
+            trees = jax.device_get((message.extra, message.delta))
             for j, worker in enumerate(part):
                 body = new_frame(programs.layout.size)
                 programs.layout.write(body, jax.tree.map(lambda x, j=j: x[j], trees))

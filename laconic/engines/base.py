@@ -1,16 +1,18 @@
 """What an engine is: K slots with stable worker ids, and six verbs between a worker's local steps
 and the outer step.
 
-A round of a worker is `local steps → quorum → gather → outer step → commit`. Messages are gathered,
-not summed: each is checked on its own before it may count, since a bad message cannot be taken out
-of a sum. Every replica takes the same outer step on the same messages in the order of worker ids,
-so that all hold the same bits. An engine moves bytes and does not interpret them.
+A round of a worker is `local steps → quorum → exchange → outer step → commit`. Each message is
+checked on its own before it may count, since a bad one cannot be taken out of a sum. Every replica
+takes the same outer step on the same messages, or on the same mean of them, so that all hold the
+same bits. An engine moves bytes and does not interpret them.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from laconic.errors import LaconicError, require_positive
 
@@ -79,9 +81,11 @@ class Engine(Protocol):
     """Everything the training loop asks of the world outside its process.
 
     slots: K · mine: the worker ids that live in this process · counts: bytes and refusals so far
+    direct: whether it is a `DirectEngine`
     """
 
     slots: int
+    direct: bool
     mine: tuple[int, ...]
     counts: Counts
 
@@ -110,8 +114,20 @@ class Engine(Protocol):
         """Leave."""
 
 
+class DirectEngine(Engine, Protocol):
+    """An engine whose workers send each of the others a message of its own."""
+
+    def exchange(
+        self, sends: Mapping[int, Sequence[Frame]], into: Mapping[int, Sequence[np.ndarray]]
+    ) -> None:
+        """Send each worker its message, whose parts follow one another, and fill the arrays with
+        what comes; all agree beforehand on the sizes. Raises `Interrupted`."""
+
+
 class SimulatedEngine:
     """All `K` workers in this process: no peers, so every verb is immediate."""
+
+    direct = False
 
     def __init__(self, K: int):
         require_positive(workers=K)

@@ -62,6 +62,8 @@ class Timeouts:
 class ElasticEngine:
     """One worker of K, which meets the others at the Lighthouse at `lighthouse` ("host:port")."""
 
+    direct = True
+
     def __init__(
         self,
         worker: int,

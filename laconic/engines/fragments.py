@@ -10,7 +10,7 @@ which is where checkpoints are made and where a worker goes on that took over a 
 global weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ from laconic.client import Message, Shared
 from laconic.data.feed import Streamed
 from laconic.engines.base import Digest
 from laconic.engines.local_workers import LocalWorkers, Seconds
-from laconic.engines.replica import Judged, Measured, Programs, Replica, fingerprint, name_of
+from laconic.engines.replica import Programs, Replica, fingerprint, name_of
+from laconic.engines.topology import GATHER, REDUCE, Topology
 from laconic.engines.wire import Layout, fill_frame
 from laconic.fragments import (
     Cut,
@@ -71,32 +72,20 @@ class _Part(Programs):
 
         super().__init__(replace(task, init=init), *given)
 
-    def judge(
-        self,
-        replica: Replica,
-        found: Sequence[Measured],
-        weights_K: np.ndarray,
-        codes_K: np.ndarray,
-    ) -> Judged:
-        """The guard's verdicts, by what is usual for this fragment."""
-        return super().judge(self._part(replica), found, weights_K, codes_K)
-
-    def outer(
-        self, replica: Replica, found: Sequence[Measured], weights_K: np.ndarray, judged: Judged
-    ) -> Replica:
-        """The outer step on this fragment of the whole."""
-        new = super().outer(self._part(replica), found, weights_K, judged)
-        f, shared = self._f, replica.shared
-        params = self._cut.put(shared.params, f, new.shared.params)
-        model_state = new.shared.model_state if self._last else shared.model_state
-        outer = (*replica.outer[:f], new.outer, *replica.outer[f + 1 :])
-        guards: Any = (*replica.guard[:f], new.guard, *replica.guard[f + 1 :])
-        return Replica(Shared(params, model_state), outer, new.round, guards, new.accepted_K)
-
-    def _part(self, replica: Replica) -> Replica:
+    def part(self, replica: Replica) -> Replica:
+        """The fragment, with its outer state, and what is usual for its messages."""
         f, (params, model_state) = self._f, replica.shared
         shared = Shared(self._cut.part(params, f), model_state if self._last else ())
         return replica._replace(shared=shared, outer=replica.outer[f], guard=replica.guard[f])
+
+    def put(self, replica: Replica, part: Replica) -> Replica:
+        """The whole with this fragment advanced."""
+        f, shared = self._f, replica.shared
+        params = self._cut.put(shared.params, f, part.shared.params)
+        model_state = part.shared.model_state if self._last else shared.model_state
+        outer = (*replica.outer[:f], part.outer, *replica.outer[f + 1 :])
+        guards: Any = (*replica.guard[:f], part.guard, *replica.guard[f + 1 :])
+        return Replica(Shared(params, model_state), outer, part.round, guards, part.accepted_K)
 
     def _run(
         self, task: Task, shared: Any, round: jax.Array, clients: Any, streamed: Any
@@ -104,7 +93,8 @@ class _Part(Programs):
         """Only the shape of a message is asked for: `FragmentPrograms` makes them."""
         encode, key = self.method.compressor.encode, jax.random.key(0)
         one = lambda residual: Message(encode(shared.params, residual, key)[0], shared.model_state)
-        return jax.vmap(one, axis_size=len(self.mine))(clients.residual), clients, round
+        message = jax.vmap(one, axis_size=len(self.mine))(clients.residual)
+        return self.sent(message, shared.params), clients, round
 
 
 class FragmentPrograms:
@@ -121,6 +111,7 @@ class FragmentPrograms:
         mine: tuple[int, ...],
         limit: float,
         fragments: Fragments,
+        exchange: str = GATHER,
     ):
         check_client(method.client(task))
         params = jax.eval_shape(task.init, jax.random.key(0))[0]
@@ -129,12 +120,16 @@ class FragmentPrograms:
         self.exchanges = fragments.count
         self.sends = fragments.sends(H)
         part_of = replace(method, outer=for_parts(method.outer, params))
-        given = (part_of, K, H, B, seed, mine, limit)
+        given = (part_of, K, H, B, seed, mine, limit, (), exchange)
         self._parts = [_Part(task, self.cut, f, *given) for f in range(fragments.count)]
         self.task = jax.device_put(task)
         self.method, self.K, self.H, self.B = method, K, H, B
         self.mine = jnp.asarray(mine, jnp.int32)
-        self.frame = max(part.layout.frame for part in self._parts)
+        self.frame = max(part.frame for part in self._parts)
+        self.room = max(part.room for part in self._parts)
+        ways = [part.topology for part in self._parts]
+        kinds = "+".join(sorted({way.kind for way in ways}))
+        self.topology = Topology(kinds, sum(way.sent for way in ways))
         self.structure = tuple(part.layout.structure for part in self._parts)
         self.message_bits = sum(part.message_bits for part in self._parts)
         self._key = jax.random.fold_in(jax.random.key(seed), 1)
@@ -234,7 +229,8 @@ class FragmentPrograms:
         if not isinstance(self.task.feed, Streamed):  # as `draw_items` splits them
             keys = jax.vmap(jax.random.split)(keys)[:, 1]
         one = lambda own, key: message_of(self.method.compressor, shared, own, self.cut, f, key)
-        return jax.vmap(one)(state, keys)
+        message, state = jax.vmap(one)(state, keys)
+        return self._parts[f].sent(message, self.cut.part(shared.params, f)), state
 
     def _mix(self, shared: Shared, state: WorkerState, f: int) -> WorkerState:
         return jax.vmap(lambda own: mixed(shared, own, self.cut, f, self.fragments.mix))(state)
@@ -267,7 +263,7 @@ class FragmentWorkers(LocalWorkers):
             message, losses = jax.device_get((message, own.losses))
         with seconds.spent("check"):
             for i, worker in enumerate(self._mine):
-                tree = jax.tree.map(lambda x, i=i: x[i], (message.delta, message.extra))
+                tree = jax.tree.map(lambda x, i=i: x[i], (message.extra, message.delta))
                 taken = losses[i, : stretch.last]
                 loss = float(np.nanmean(taken)) if np.any(np.isfinite(taken)) else float("nan")
                 header = self._header(0, worker, now, origin, float(message.weight[i]), loss)
@@ -288,6 +284,8 @@ class FragmentWorkers(LocalWorkers):
             programs.messages(replica, own, exchange)
             programs.arrived(replica, own.state, exchange)
             part = programs.at(f)
+            if part.topology.kind == REDUCE:
+                continue
             found = [part.absent] * programs.K
             none = np.zeros(programs.K, np.float32), np.zeros(programs.K, np.int32)
             judged = part.judge(replica, found, *none)

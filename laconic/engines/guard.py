@@ -29,7 +29,7 @@ from laconic.engines.wire import EMPTY, Header, Layout, Seal, open_frame
 
 LIMIT = 10.0
 ON_HOST = ("garbage", "version", "token", "run", "worker", "round", "structure", "origin")
-REASONS = ("ok", "absent", *ON_HOST, "not finite", "norm", "weight", "statistics")
+REASONS = ("ok", "absent", *ON_HOST, "not finite", "norm", "weight", "statistics", "piece")
 CODE = {reason: code for code, reason in enumerate(REASONS)}
 SILENT = {CODE["ok"], CODE["absent"]}  # no fault
 
@@ -116,7 +116,13 @@ def measure(
         lambda words: _finite(read(words)[0]),
         words,
     )
-    return norm, finite & _finite(extra), _sizes(extra)
+    extra_finite, sizes = measure_extra(extra)
+    return norm, finite & extra_finite, sizes
+
+
+def measure_extra(extra: Any) -> tuple[jax.Array, Any]:
+    """Whether all statistics are finite, and their norms [A]. Traceable."""
+    return _finite(extra), _sizes(extra)
 
 
 def _sizes(extra: Any) -> Any:

@@ -94,6 +94,8 @@ def same_run(seal: Seal) -> Seal:
 class JaxDistributedEngine:
     """Worker k is process k of `jax.distributed`, which must have been joined."""
 
+    direct = False
+
     def __init__(self) -> None:
         if jax.device_count() != jax.process_count() * jax.local_device_count():
             raise LaconicError(

@@ -14,7 +14,9 @@ import numpy as np
 
 from laconic.data.feed import Streamed
 from laconic.engines.base import Digest, Quorum
+from laconic.engines.pieces import Facts
 from laconic.engines.replica import Measured, Programs, Replica
+from laconic.engines.topology import REDUCE
 from laconic.engines.wire import (
     EMPTY,
     HEADER,
@@ -53,10 +55,20 @@ class Seconds:
 
 
 class Signed(NamedTuple):
-    """A signed message, and its body on the device, measured when it was signed."""
+    """A message in its room: signed whole, with its body on the device, measured when it was
+    signed; or, if it travels in pieces, what its card says."""
 
-    frame: np.ndarray
-    measured: Measured
+    room: np.ndarray
+    measured: Measured | None
+    facts: Facts | None = None
+
+
+def sign_whole(seal: Seal, programs: Programs, room: np.ndarray) -> Signed:
+    """The message in a room as one that travels whole."""
+    frame = room[: programs.layout.frame]
+    measured = programs.measure(seal.fold_key, frame[HEADER:])
+    sign_frame(seal, frame, np.asarray(measured.folded))
+    return Signed(room, measured)
 
 
 class LocalWorkers:
@@ -81,7 +93,7 @@ class LocalWorkers:
         self._next: ClientState | None = None
         # Two frames a worker, in turn: the last round's may still be on its way when the next is
         # written, and allocating memory in every round takes longer than filling it.
-        size = programs.frame
+        size = programs.room
         self._rooms = {worker: [new_frame(size), new_frame(size)] for worker in mine}
         self._stream = _Stream(programs, np.asarray(mine))
 
@@ -96,7 +108,7 @@ class LocalWorkers:
             message, losses = jax.device_get((message, losses))
         with seconds.spent("check"):
             for i, worker in enumerate(self._mine):
-                tree = jax.tree.map(lambda x, i=i: x[i], (message.delta, message.extra))
+                tree = jax.tree.map(lambda x, i=i: x[i], (message.extra, message.delta))
                 weight, loss = float(message.weight[i]), float(losses[i].mean())
                 header = self._header(0, worker, now, origin, weight, loss)
                 room = self._rooms[worker][now % 2]
@@ -113,12 +125,11 @@ class LocalWorkers:
         return exchange()
 
     def _sign(self, room: np.ndarray, now: int) -> Signed:
-        """The message at the beginning of a room, signed and measured."""
+        """The message at the beginning of a room, measured, and signed if it travels whole."""
         programs = self._programs.at(now)
-        frame = room[: programs.layout.frame]
-        measured = programs.measure(self._seal.fold_key, frame[HEADER:])
-        sign_frame(self._seal, frame, np.asarray(measured.folded))
-        return Signed(room, measured)
+        if programs.topology.kind == REDUCE:
+            return Signed(room, None, programs.facts(self._seal, room))
+        return sign_whole(self._seal, programs, room)
 
     def signed(self) -> dict[int, Signed]:
         """The messages."""
@@ -137,10 +148,12 @@ class LocalWorkers:
         found = {}
         for worker in self._mine:
             header = self._header(EMPTY, worker, quorum.round, quorum.digest, 0.0, 0.0)
-            room = new_frame(self._programs.frame)
-            layout = self._programs.at(quorum.round).layout
-            fill_frame(layout, header, frame=room[: layout.frame])
-            found[worker] = self._sign(room, quorum.round)
+            room = new_frame(self._programs.room)
+            programs = self._programs.at(quorum.round)
+            fill_frame(programs.layout, header, frame=room[: programs.layout.frame])
+            in_pieces = programs.topology.kind == REDUCE
+            empty = Signed(room, None, programs.card.empty())
+            found[worker] = empty if in_pieces else self._sign(room, quorum.round)
         return found
 
     def late(self, quorum: Quorum) -> dict[int, Signed]:
@@ -149,7 +162,7 @@ class LocalWorkers:
         self.round, layout = quorum.round, self._programs.at(quorum.round).layout
         for worker, one in self.signed().items():
             room = self._rooms[worker][self.round % 2]
-            room[:] = one.frame
+            room[:] = one.room
             header = header_of(room)._replace(round=self.round, origin=quorum.digest)
             fill_frame(layout, header, frame=room[: layout.frame])
             self._signed[worker] = self._threads.submit(self._sign, room, self.round)

@@ -1,7 +1,7 @@
-"""Training as one process of many: `local steps → quorum → gather → guard and outer step → commit`,
-round after round.
+"""Training as one process of many: `local steps → quorum → exchange → guard and outer step →
+commit`, round after round. Messages travel whole (`gather`) or in pieces (`reduce`).
 
-A gather that fails loses nothing: the worker keeps its signed message and offers it again to the
+An exchange that fails loses nothing: the worker keeps its signed message and offers it again to the
 next quorum. If the others finished the round meanwhile, they hold its result; the worker takes over
 their state, learns from it whether its own message counted, and goes on. A worker that was
 restarted, paused, or diverged catches up in the same way.
@@ -22,9 +22,12 @@ from laconic.client import Shared
 from laconic.engines import guard
 from laconic.engines.base import Bounds, Digest, Engine, Frame, Interrupted, Quorum, text_digest
 from laconic.engines.fragments import FragmentPrograms, FragmentWorkers
-from laconic.engines.local_workers import LocalWorkers, Seconds, Signed
-from laconic.engines.replica import Judged, Measured, Programs, Replica
-from laconic.engines.wire import HEADER, Seal, new_frame
+from laconic.engines.gather import AllGather, Call, Messages
+from laconic.engines.local_workers import LocalWorkers, Seconds
+from laconic.engines.reduce import ReduceScatter
+from laconic.engines.replica import Programs, Replica
+from laconic.engines.topology import AUTO, GATHER, REDUCE, check_exchange, needs_all
+from laconic.engines.wire import Seal, new_frame
 from laconic.errors import LaconicError
 from laconic.fragments import Fragments
 from laconic.method import Method, Setting
@@ -102,21 +105,6 @@ def row_of(report: Report) -> dict[str, Any]:
     return row
 
 
-def _verdicts(
-    judged: Judged, measured: list[Measured], admitted: list[guard.Admitted]
-) -> dict[str, Any]:
-    """The fields of a report about its messages; without any that counted, the loss is NaN."""
-    codes = np.asarray(judged.codes_K).tolist()
-    good = {k: a.header for k, a in enumerate(admitted) if codes[k] == guard.CODE["ok"]}
-    losses = {k: header.loss for k, header in good.items() if header is not None}
-    return {
-        "loss": float(np.mean(list(losses.values()))) if losses else float("nan"),
-        "losses": losses,
-        "norms": {k: float(measured[k].norm) for k in good},
-        "excluded": {k: guard.REASONS[c] for k, c in enumerate(codes) if c not in guard.SILENT},
-    }
-
-
 def check_late(late: str, fragments: Fragments) -> None:
     """Refuse what cannot become of a late message."""
     if late not in (DROP, NEXT):
@@ -128,6 +116,14 @@ def check_late(late: str, fragments: Fragments) -> None:
         raise LaconicError(
             "late messages of fragments are dropped: a worker that is behind goes on from the "
             "global weights, which its own have left. Leave out late, or fragments, delay and mix."
+        )
+
+
+def check_whole(exchange: str, late: str) -> None:
+    """Refuse late messages in pieces: who is late does not know what of the state to average."""
+    if exchange == REDUCE and late == NEXT:
+        raise LaconicError(
+            "messages that count a round late travel whole: leave out --exchange, or --late."
         )
 
 
@@ -150,6 +146,7 @@ class Loop:
         folder: str | Path | None = None,
         checkpoint_every: int = 0,
         norm_limit: float = guard.LIMIT,
+        exchange: str = AUTO,
         late: str = DROP,
         running: str = "",
         devices: Sequence[Any] = (),
@@ -161,6 +158,8 @@ class Loop:
 
         checkpoint_every: in rounds; 0: only at the end
         norm_limit: the largest norm a message may have, as a multiple of the usual one
+        exchange: how messages travel, one of `EXCHANGES`; engines whose workers cannot send each
+            other messages of their own gather them
         late: "next" has a message that is late for its round count in the one after it, "drop" not
         running: what all processes must train, in words; those with other words are refused
         devices: those over which each local step's minibatch is split; none: the usual one does all
@@ -192,12 +191,18 @@ class Loop:
         self.at = at
         self.committed = committed
         self.handing_on = handing_on
+        check_exchange(exchange, method)
+        check_whole(exchange, late)
+        exchange = exchange if engine.direct and late == DROP else GATHER
         given = (task, method, K, H, setting.batch, setting.seeds[0], engine.mine, norm_limit)
         self.programs: Programs | FragmentPrograms = (
-            FragmentPrograms(*given, setting.fragments)
+            FragmentPrograms(*given, setting.fragments, exchange)
             if setting.fragments.active
-            else Programs(*given, devices)
+            else Programs(*given, devices, exchange)
         )
+        self._gather = AllGather(self.programs, engine, seal)
+        direct: Any = engine  # or no message travels in pieces
+        self._reduce = ReduceScatter(self.programs, direct, seal, self._gather)
         self.path = None if folder is None else checkpoint_path(Path(folder), engine)
         self.every = checkpoint_every
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
@@ -211,14 +216,17 @@ class Loop:
     def rounds(self) -> Generator[Report, None, None]:
         """Start or resume, until all rounds are done and all peers have their result."""
         replica, local = self._restore()
-        if (aggregate := self.programs.method.aggregate) is not None:
-            self._notes.append(
-                f"{aggregate.name} needs every message: each worker sends its own to all others"
-            )
+        method = self.programs.method
+        obstacle = needs_all(method)
+        if obstacle and (self.engine.direct or method.aggregate is not None):
+            self._notes.append(f"{obstacle}: each worker sends its own to all others")
+        if self.engine.direct:
+            self._notes.append(self.programs.topology.words)
         digest = self._hold(self.programs.digest(replica), replica)
         self._warm_up(replica, local, digest)  # compile before peers wait for this process
         frame, state = self.programs.frame, self.programs.replica_layout
-        structure = text_digest(self._messages(), state.structure, frame, self.running)
+        kind = self.programs.topology.kind
+        structure = text_digest(self._messages(), state.structure, frame, kind, self.running)
         try:
             bounds = Bounds(state.size, self.exchanges)
             self.engine.open(frame, structure, self._snapshot, bounds)
@@ -320,69 +328,42 @@ class Loop:
                         own = local.nothing(quorum)
                 if len(quorum.sources) < len(quorum.workers):
                     self.handing_on()
-                with seconds.spent("gather"):
-                    ours = {worker: one.frame for worker, one in own.items()}
-                    size = self.programs.at(quorum.round).layout.frame
-                    frames = self.engine.gather(ours, size)
-                    if behind:  # only now, so that no peer waits for it in the gather
-                        replica, digest = self._take_over(quorum)
+                topology: Any = self._topology(quorum.round)
+                call = Call(quorum, own, replica, seconds)
+                came = topology.collect(call._replace(replica=None) if behind else call)
+                taken = replica, digest
+                if behind:  # only now, so that no peer waits for it
+                    with seconds.spent("gather"):
+                        taken = self._take_over(quorum)
+                replica, verdicts = topology.finish(*taken, came)
                 break
             except Interrupted as interruption:
                 self._notes.append(str(interruption))
                 self.engine.commit(False, digest)
-        replica, digest, verdicts = self._outer(replica, digest, frames, own, seconds)
+        with seconds.spent("check"):
+            digest = self.programs.digest(replica)
         self.at(BEFORE_COMMIT, quorum.round)
         self._hold(digest, replica)
         self.engine.commit(True, digest)
         return Exchanged(replica, digest, quorum, behind, verdicts, time.time())
 
-    def _outer(
-        self,
-        replica: Replica,
-        origin: Digest,
-        frames: dict[int, Frame],
-        own: dict[int, Signed],
-        seconds: Seconds,
-    ) -> tuple[Replica, Digest, dict[str, Any]]:
-        now, slots = int(replica.round), range(self.engine.slots)
-        programs = self.programs.at(now)
-        with seconds.spent("check"):
-            # rooms are as large as the largest message
-            read = lambda frame: np.frombuffer(frame, np.uint8)[: programs.layout.frame]
-            arrays = {worker: read(frame) for worker, frame in frames.items()}
-            found = {
-                worker: self._measure(programs, x, own.get(worker)) for worker, x in arrays.items()
-            }
-            folds = {w: np.asarray(one.folded) for w, one in found.items() if one is not None}
-            admitted = [
-                guard.admit(self.seal, programs.layout, arrays.get(k), folds.get(k), k, now, origin)
-                for k in slots
-            ]
-            measured = [found.get(k) or programs.absent for k in slots]
-            weights = [0.0 if a.header is None else a.header.weight for a in admitted]
-            weights_K = np.array(weights, np.float32)
-            codes_K = np.array([a.code for a in admitted], np.int32)
-            judged = jax.block_until_ready(programs.judge(replica, measured, weights_K, codes_K))
-        with seconds.spent("outer"):
-            replica = jax.block_until_ready(programs.outer(replica, measured, weights_K, judged))
-        with seconds.spent("check"):
-            return replica, self.programs.digest(replica), _verdicts(judged, measured, admitted)
-
-    def _measure(
-        self, programs: Programs, array: np.ndarray, own: Signed | None
-    ) -> Measured | None:
-        """A frame's body on the device; None if it has another size. Our own is there already."""
-        if array.size != programs.layout.frame:
-            return None
-        if own is not None and array.ctypes.data == own.frame.ctypes.data:
-            return own.measured
-        return programs.measure(self.seal.fold_key, array[HEADER:])
+    def _topology(self, exchange: int) -> AllGather | ReduceScatter:
+        """How the messages of an exchange travel."""
+        in_pieces = self.programs.at(exchange).topology.kind == REDUCE
+        return self._reduce if in_pieces else self._gather
 
     def _warm_up(self, replica: Replica, local: LocalWorkers, digest: Digest) -> None:
         seconds = Seconds()
         local.compute(replica, digest, seconds)
-        frames = {worker: one.frame for worker, one in local.signed().items()}
-        self._outer(replica, digest, frames, {}, seconds)
+        own, now = local.signed(), int(replica.round)
+        for exchange in range(now, now + self.programs.exchanges):
+            if self._topology(exchange) is self._reduce:
+                self._reduce.rehearse(replica, exchange)
+        if self._topology(now) is self._gather:
+            nobody = Quorum((), now, digest, ())
+            frames = {worker: one.room[: self.programs.frame] for worker, one in own.items()}
+            came = Messages(Call(nobody, {}, replica, seconds), frames)
+            self._gather.finish(replica, digest, came)
         local.rehearse(replica)
 
     # --- peers ------------------------------------------------------------------------------------

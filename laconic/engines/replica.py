@@ -8,6 +8,7 @@ order of worker ids. The network lies in between.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +21,12 @@ from laconic.data.feed import Streamed, count_rows
 from laconic.engines import guard
 from laconic.engines.base import Digest
 from laconic.engines.machine import Machine
-from laconic.engines.wire import WORD, Layout, fold, unpack
+from laconic.engines.pieces import CardLayout, Cut, Facts, Verdict, digest_of, measure
+from laconic.engines.topology import GATHER, REDUCE, Traffic, choose, needs_all
+from laconic.engines.wire import HEADER, MAC, WORD, Layout, Seal, fold, unpack
 from laconic.errors import LaconicError
 from laconic.method import Method, check_workers
+from laconic.outer.relative import squared_norms
 from laconic.round import (
     ClientState,
     Items,
@@ -86,7 +90,10 @@ class Programs:
         mine: tuple[int, ...],
         limit: float,
         devices: Sequence[Any] = (),
+        exchange: str = GATHER,
     ):
+        """`exchange`: how messages travel; `auto` and `reduce` are for engines whose workers send
+        each other messages of their own."""
         check_workers(method, K)
         self.method, self.K, self.H, self.B = method, K, H, B
         self._machine = Machine.of(devices) if len(devices) > 1 else None
@@ -103,8 +110,10 @@ class Programs:
         self._measured = jax.jit(self._measure)
         self._judged = jax.jit(self._judge)
         self._combined = jax.jit(self._combine)
-        self._advanced = jax.jit(self._advance)
+        self._advanced = jax.jit(self.advance)
         self._digest = jax.jit(fingerprint)
+        self.seen = jax.jit(measure)  # pieces
+        self._tensors = jax.jit(self._squares)
         replica, clients = jax.eval_shape(self._init, self.task)
         if isinstance(replica.shared, Controlled):
             raise LaconicError(
@@ -112,22 +121,66 @@ class Programs:
                 "carry; simulate it, or choose a method without them."
             )
         self.replica_layout = Layout.of(replica)
-        message, _, _ = jax.eval_shape(
-            self._run, self.task, replica.shared, replica.round, clients, self._stream_shapes()
-        )
-        one_worker = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        self.layout = Layout.of(jax.tree.map(one_worker, (message.delta, message.extra)))
         self._like = replica.shared.params
-        dense = method.compressor.decode is DENSE.decode and not jax.tree.leaves(message.extra)
+        self._wire = method.compressor  # what messages are decoded by that come
+        given = self.task, replica.shared, replica.round, clients, self._stream_shapes()
+        # A function of its own, since what JAX traced of `_run` itself it would use again.
+        message = jax.eval_shape(lambda *given: self._run(*given), *given)[0]
+        one_worker = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        one = jax.tree.map(one_worker, (message.extra, message.delta))
+        self.layout = Layout.of(one)
+        self._lay_pieces(exchange, one)
         floats = all(leaf.dtype == np.float32 for leaf in self.layout.leaves)
-        self._plain = dense and floats  # a body is Δ and nothing else
+        # whether a body is Δ and nothing else
+        self._plain = self._wire.decode is DENSE.decode and not self.extra_layout.leaves and floats
         zeros = jnp.zeros(self.layout.size // WORD, jnp.uint32)
-        arrays = len(jax.tree.leaves(message.extra))
+        arrays = len(self.extra_layout.leaves)
         sizes = jnp.zeros(arrays, jnp.float32) if arrays else ()
         self.absent = Measured(zeros, None, jnp.float32(0), jnp.array(True), sizes)
         self.message_bits = method.compressor.bits(replica.shared.params)
         self.exchanges = 1  # a round
         self.frame = self.layout.frame  # bytes of the largest message
+        self.room = self.frame if self.topology.kind == GATHER else self._own.stop  # of its own one
+
+    def _lay_pieces(self, asked: str, one: Any) -> None:
+        """Choose how messages travel, given the shapes of one. In pieces they travel decoded, and
+        lie as (statistics, Δ), so that Δ may be filled up with zeros."""
+        extra, payload = one
+        delta = jax.eval_shape(self._wire.decode, payload, self._like)
+        self.extra_layout, self.delta_layout = Layout.of(extra), Layout.of(delta)
+        self.cut = Cut(self.delta_layout.size // WORD, self.K)
+        tensors = len(self.delta_layout.leaves) if self.method.outer.combine == "norms" else 0
+        self.card = CardLayout(self.K, tensors, self.extra_layout.size)
+        start = HEADER + self.extra_layout.size
+        self._own = slice(start, start + self.cut.whole)  # of the room of a message
+        beside = self.card.size + Verdict.size(self.K) + MAC
+        others = self.K - 1
+        summed = Traffic(3, others * (beside + 2 * self.cut.bytes))
+        floats = all(leaf.dtype == np.float32 for leaf in self.delta_layout.leaves)
+        possible = others > 0 and floats and not needs_all(self.method)
+        gathered = Traffic(1, others * self.layout.frame)
+        self.topology = choose(asked, self.K, gathered, summed if possible else None)
+        if self.topology.kind == REDUCE:
+            self.layout = Layout.of((extra, delta))
+            self._wire = DENSE
+
+    def pieces(self, room: np.ndarray) -> np.ndarray:
+        """The pieces [K, size] of the message in a room, as words."""
+        return room[self._own].view(np.uint32).reshape(self.K, self.cut.size)
+
+    def statistics(self, room: np.ndarray) -> np.ndarray:
+        """The bytes beside Δ of the message in a room."""
+        return room[HEADER : self._own.start]
+
+    def facts(self, seal: Seal, room: np.ndarray) -> Facts:
+        """What the card of the message in a room says."""
+        words = self.pieces(room)
+        words = jax.device_put(words)
+        seen = jax.device_get(self.seen(seal.fold_key, words))
+        digests = np.stack([digest_of(seal, folded) for folded in seen.folds])
+        tensors = self._tensors(words.reshape(-1)) if self.card.tensors else np.zeros(0, np.float32)
+        extra = self.statistics(room)
+        return Facts(digests, seen.squares, seen.checks, np.asarray(tensors), extra)
 
     def at(self, exchange: int) -> "Programs":
         """The programs of one exchange; fragments have their own."""
@@ -179,7 +232,8 @@ class Programs:
         """The guard's verdicts on K messages, `absent` where there is none."""
         norms, finite = [one.norm for one in found], [one.finite for one in found]
         sizes = [one.sizes for one in found]
-        past, params = replica.guard, replica.shared.params
+        part = self.part(replica)
+        past, params = part.guard, part.shared.params
         return self._judged(past, params, norms, finite, sizes, weights_K, codes_K)
 
     def outer(
@@ -188,7 +242,15 @@ class Programs:
         """The outer step on those of K messages that the guard let pass."""
         words, norms = [one.words for one in found], [one.norm for one in found]
         combined = self._combined(words, norms, weights_K, judged.codes_K)
-        return self._advanced(replica, combined, judged)
+        return self.put(replica, self._advanced(self.part(replica), combined, judged))
+
+    def part(self, replica: Replica) -> Replica:
+        """What of a replica these programs advance."""
+        return replica
+
+    def put(self, replica: Replica, part: Replica) -> Replica:
+        """The replica with that part advanced."""
+        return part
 
     def digest(self, replica: Replica) -> Digest:
         """The name of a state: a hash of its fingerprint and structure."""
@@ -237,15 +299,31 @@ class Programs:
         phase = lambda shared, client, item: local_phase(
             workers.client, workers.compressor, shared, client, *item
         )
-        return workers.map(phase)(shared, clients, (items.batches, items.keys))
+        message, clients, losses = workers.map(phase)(shared, clients, (items.batches, items.keys))
+        return self.sent(message, shared.params), clients, losses
+
+    def sent(self, message: Message, like: Any) -> Message:
+        """Messages as they travel: decoded, if that is what others expect."""
+        if self._wire is self.method.compressor:
+            return message
+        decode = jax.vmap(self.method.compressor.decode, in_axes=(0, None))
+        return message._replace(delta=decode(message.delta, like))
 
     def _measure(self, key: jax.Array, words: jax.Array) -> tuple[jax.Array, ...]:
         folded, square = fold(key, words)
         return folded, *guard.measure(words, self._open, square if self._plain else None)
 
     def _open(self, words: jax.Array) -> tuple[Any, Any]:
-        delta, extra = unpack(self.layout, words)
-        return self.method.compressor.decode(delta, self._zeros()), extra
+        extra, delta = unpack(self.layout, words)
+        return self._wire.decode(delta, self._zeros()), extra
+
+    def delta(self, words: jax.Array) -> Any:
+        """The Δ that pieces in a row make; traceable."""
+        return unpack(self.delta_layout, words)
+
+    def _squares(self, words: jax.Array) -> jax.Array:
+        one = jax.tree.map(lambda x: x[None], self.delta(words))
+        return jnp.concatenate(jax.tree.leaves(squared_norms(one)))
 
     def _zeros(self) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like)
@@ -276,12 +354,14 @@ class Programs:
         # Each cleared before they are stacked, so that no optimizer ever sees what was refused. The
         # other way round XLA's CPU code reads every number through a branch, five times as slowly.
         clean = [_erase(good_K[k], unpack(self.layout, one)) for k, one in enumerate(words)]
-        delta, extra = jax.tree.map(lambda *xs: jnp.stack(xs), *clean)
+        extra, delta = jax.tree.map(lambda *xs: jnp.stack(xs), *clean)
         weights_K = guard.bounded(jnp.stack(norms), weights_K, good_K, self.limit)
         messages = Message(delta, extra, jnp.where(good_K, weights_K, 0.0))
-        return self._workers(self.task).combine(messages, self.server.outer.combine, self._zeros())
+        workers = replace(self._workers(self.task), compressor=self._wire)
+        return workers.combine(messages, self.server.outer.combine, self._zeros())
 
-    def _advance(self, replica: Replica, combined: Combined, judged: Judged) -> Replica:
+    def advance(self, replica: Replica, combined: Combined, judged: Judged) -> Replica:
+        """The outer step; traceable."""
         old = self._state(replica.shared, replica.outer, replica.round)
         new = outer_phase(self.server, old, combined, old.clients)
         counted = jnp.sum(combined.weights_K) > 0  # a round without messages moves only the counter

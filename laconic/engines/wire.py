@@ -236,18 +236,23 @@ def fold(key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.concatenate([most, last], axis=1), jnp.sum(squares) + jnp.sum(square)
 
 
-def _fold(key: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _fold(key: jax.Array, words: jax.Array) -> tuple[jax.Array, ...]:
     words_NB = words.reshape(-1, BLOCK)
+    numbers = jax.lax.bitcast_convert_type(words_NB, jnp.float32)
+    return fold_blocks(key, words_NB, jnp.square(numbers))
+
+
+def fold_blocks(key: jax.Array, words_NB: jax.Array, *terms_NB: jax.Array) -> tuple[jax.Array, ...]:
+    """The folds of N blocks, [LANES, N], and the sums over each block of further terms."""
     low = words_NB & 0xFFFF
     high = words_NB >> 16
-    numbers = jax.lax.bitcast_convert_type(words_NB, jnp.float32)
     at = lambda start: key[None, start : start + BLOCK]
-    terms = (*(low * at(t) + high * at(BLOCK + t) for t in range(LANES)), jnp.square(numbers))
-    zeros = (*[np.uint32(0)] * LANES, np.float32(0))
+    terms = (*(low * at(t) + high * at(BLOCK + t) for t in range(LANES)), *terms_NB)
+    zeros = (*[np.uint32(0)] * LANES, *[np.float32(0)] * len(terms_NB))
     add = lambda left, right: tuple(a + b for a, b in zip(left, right, strict=True))
-    # One reduction of five operands: an integer matrix product takes five times as long on CPUs.
-    *lanes, squares = jax.lax.reduce(terms, zeros, add, (1,))
-    return jnp.stack(lanes), squares
+    # One reduction of all operands: an integer matrix product takes five times as long on CPUs.
+    found = jax.lax.reduce(terms, zeros, add, (1,))
+    return jnp.stack(found[:LANES]), *found[LANES:]
 
 
 def unpack(layout: Layout, words: jax.Array) -> Any:

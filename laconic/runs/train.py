@@ -25,10 +25,12 @@ from laconic.engines.loop import (
     Loop,
     Report,
     check_late,
+    check_whole,
     checkpoint_path,
     row_of,
 )
 from laconic.engines.machine import Devices, check_devices, local_devices
+from laconic.engines.topology import AUTO, check_exchange
 from laconic.engines.wire import Seal
 from laconic.errors import CannotBegin, LaconicError, require_positive
 from laconic.fragments import Fragments
@@ -128,6 +130,10 @@ class TrainConfig:
     """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
     mix: float = 0.0
     """The share of its own weights that a worker keeps when a fragment arrives."""
+    exchange: str = AUTO
+    """How messages travel between real processes: gather (each to all), reduce (each worker
+    averages one piece of all and sends its mean to the others; for optimizers of the mean), or
+    auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather."""
     late: str = DROP
     """What becomes of the message of a worker that a round did not wait for, between processes:
     drop, or next to have it count in the next round."""
@@ -302,6 +308,8 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     method = parse_method(config.optimizer, config.workers, compressor, "train", aggregate)
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
+    check_exchange(config.exchange, method)
+    check_whole(config.exchange, config.late)
     return method.told(K, H, config.rounds), setting
 
 
@@ -339,6 +347,8 @@ def run_name(config: TrainConfig) -> str:
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     if config.aggregate == MEAN:
         del said["aggregate"]  # as in runs that were begun before there was another
+    if config.exchange == AUTO:
+        del said["exchange"]
     contents = contents_of(config)
     if contents is not None:
         _, colon, options = config.optimizer.partition(":")
@@ -470,6 +480,7 @@ class Part:
             folder=self.folder.path,
             checkpoint_every=self.config.checkpoint_every,
             norm_limit=self.config.norm_limit,
+            exchange=self.config.exchange,
             late=self.config.late,
             at=self._at,
             running=digests_of(self.folder.header["task"]),

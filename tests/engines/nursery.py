@@ -32,7 +32,7 @@ class Spec:
     methods: runs to make one after the other, each (name, outer optimizer, its options, compressor)
     deaths: {"round:point": signal}, what to do to itself there · gates: rounds before which to wait
     for a file poison: {round: kind} · diverge: rounds whose result this worker gets wrong · born:
-    counts its restarts · least: how many workers a round needs
+    counts its restarts · least: how many workers a round needs · exchange: how messages travel
     """
 
     worker: int
@@ -51,6 +51,7 @@ class Spec:
     born: int = 0
     task: str = TASK
     least: int = 1
+    exchange: str = "auto"
 
 
 def work(spec: Spec) -> None:
@@ -78,11 +79,12 @@ def work(spec: Spec) -> None:
             engine.gather, spec.worker, {int(r): kind for r, kind in spec.poison.items()}, seal
         )
         setting = Setting(K, H, B, spec.rounds, (0,))
-        keep = (
+        keep: dict[str, Any] = (
             {"folder": folder / name, "checkpoint_every": spec.checkpoint_every}
             if spec.checkpoint_every
             else {}
         )
+        keep |= {"exchange": spec.exchange}
         run, last = Loop(task, method, setting, engine, seal, at=at, **keep), None
         run.programs.outer = astray(run.programs, spec.diverge)
         with open(folder / f"{name}-{spec.worker}-{spec.born}.jsonl", "w", encoding="utf-8") as log:

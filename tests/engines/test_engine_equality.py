@@ -45,7 +45,9 @@ def test_four_processes_are_the_simulator(cluster):
 @pytest.mark.slow
 def test_bytes_are_counted_as_they_cross(cluster):
     """A frame is its compressed arrays, each begun on 64 bytes, and a header; it goes to three
-    others after a head each. Beside that, sockets carry signs of life of the size of a head."""
+    others after a head each. Dense messages go in pieces: a card and a piece, a verdict, and a mean
+    with its signature, again to three. Beside that, sockets carry signs of life of the size of a
+    head."""
     run = cluster(calm=True, rounds=2, methods=[METHODS[0], METHODS[4]])
     for worker in range(4):
         run.start(worker)
@@ -55,9 +57,14 @@ def test_bytes_are_counted_as_they_cross(cluster):
     dense = sum(room(4 * n) for n in (64 * 64, 64, 64 * 64, 64, 64 * 10, 10))
     kept, width = math.ceil(parameters / 20), 14
     sparse = room(4 * kept) + room(math.ceil(kept * width / 8))
-    for name, body, bits in (("local-sgd", dense, 32 * parameters), ("top-k", sparse, None)):
+    card, verdict, piece = 192 + 4 * (8 + 4 + 4), 1 + 32, room(math.ceil(dense / 4))
+    pieces = 3 * HEAD.size + card + piece + verdict + piece + 32
+    for name, body, bits, each in (
+        ("local-sgd", dense, 32 * parameters, pieces),
+        ("top-k", sparse, None, HEAD.size + 192 + sparse),
+    ):
         for row in run.rows(name, 2):
-            messages = 3 * (HEAD.size + 192 + body)
+            messages = 3 * each
             for crossed in (row["sent"], row["received"]):
                 assert (crossed - messages) % HEAD.size == 0
                 assert 0 <= crossed - messages <= SIGNS * HEAD.size

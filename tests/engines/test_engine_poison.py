@@ -29,7 +29,8 @@ BROKEN, LOST = 1, 3
 def run(cluster):
     """Worker 1 sends every kind of poison, one a round; worker 3 gets one weight wrong; a stranger
     knocks all along."""
-    made = cluster(calm=True, rounds=ROUNDS, methods=[METHOD])
+    # whole, since what is spoilt here are whole messages; those in pieces are in `test_reduce`
+    made = cluster(calm=True, rounds=ROUNDS, methods=[METHOD], exchange="gather")
     poison = {str(FIRST + i): kind for i, kind in enumerate(KINDS)}
     made.start(0, token="guess")  # first of all, so that it is there from the first round on
     made.births.clear()

@@ -94,7 +94,7 @@ def test_a_message_is_seen_as_it_was_sent(spec, stateful):
     replica, clients = programs.start()
     message = jax.tree.map(lambda x: x[0], programs.local(replica, clients, None)[0])
     body = new_frame(programs.layout.size)
-    programs.layout.write(body, (message.delta, message.extra))
+    programs.layout.write(body, (message.extra, message.delta))
     delta = made.compressor.decode(message.delta, replica.shared.params)
     squares = [np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(delta)]
     seen = programs.measure(SEAL.fold_key, body)
