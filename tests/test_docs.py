@@ -169,15 +169,16 @@ def at_home(tmp_path, monkeypatch):
 
 
 def losses(printed: str) -> list[list[float]]:
-    """The train losses of averaging, tuned averaging and the learned step, a row a comparison."""
+    """The train losses of averaging, tuned averaging, Nesterov and the learned step, a row a
+    comparison."""
     found = [float(word) for word in re.findall(r"train loss ([0-9.]+), test", printed)]
-    return [found[i : i + 3] for i in range(0, len(found), 3)]
+    return [found[i : i + 4] for i in range(0, len(found), 4)]
 
 
 def check_own_loop(page, printed, home):
     rows = losses(printed)
     assert len(rows) == 4 - ("nnx" not in vars(page)) - ("torch" not in vars(page))
-    assert all(learned < 0.75 * averaging for averaging, _, learned in rows)
+    assert all(learned < 0.75 * averaging for averaging, _, _, learned in rows)
     labels = [row["label"] for row in page.records[-1]["rows"]]
     assert labels[-1] == page.OPTIMIZER
 
@@ -296,7 +297,8 @@ def test_an_outer_optimizer_in_one_file_and_one_line():
 
 def test_the_snippet_of_an_estimator_is_the_mean_of_two(at_home):
     scope: dict = {"__name__": __name__}
-    exec(snippets(ROOT / "docs" / "extending.md")[4], scope)
+    page = snippets(ROOT / "docs" / "extending.md")
+    exec(next(code for code in page if '"blended"' in code), scope)
     settings = {"pairs": 4, "truncation": 3, "sigma": 0.1, "horizon": Horizon(4, 10)}
     theta, key, later = unflatten(), jax.random.key(0), jax.random.key(1)
     blended = ESTIMATORS["blended"].make(CALM, **settings)
