@@ -123,11 +123,17 @@ _FAMILIES = (
     "@workers=4,local_steps=4,batch=8,gamma=0.3",
     "fmnist-mlp3:pool=4,width=16,activation=gelu@workers=3,local_steps=16,batch=8,gamma=0.1",
     "fmnist-cnn:pool=4,width=4@workers=4,local_steps=2,batch=8,gamma=0.3",
+    "fmnist-mlp3:pool=2,width=48@workers=5,local_steps=4,batch=16,gamma=0.2",
+    "imagenet32-cnn:pool=4,half=first,width=12@workers=4,local_steps=3,batch=16,gamma=0.3",
     "fmnist-mlp3:pool=4,width=16,activation=silu"
     "@workers=16,local_steps=2,batch=8,local=adamw,gamma=0.003",
     "fmnist-mlp2:pool=4,width=24@workers=4,local_steps=16,batch=8,local=adamw,gamma=0.002",
+    "imagenet32-mlp2:pool=4,half=first,width=32"
+    "@workers=4,local_steps=32,batch=8,local=adamw,gamma=0.003",
     f"lm-bytes:file={_TEXT},hidden=16,layers=1"
     "@workers=4,local_steps=4,batch=4,local=adamw,gamma=0.004",
+    f"lm-bytes:file={_TEXT},hidden=32,layers=2"
+    "@workers=4,local_steps=8,batch=4,local=adamw,gamma=0.003",
 )
 _HELD_OUT_FAMILIES = (
     "fmnist-mlp3:pool=2,width=32@workers=5,local_steps=3,batch=16,gamma=0.2",
