@@ -40,7 +40,7 @@ def install(folder: Path, extras: tuple[str, ...]) -> None:
     """A new environment with laconic and these extras, nothing else."""
     venv.create(folder, with_pip=True)
     what = [f"{pages.ROOT}[{','.join(extras)}]" if extras else str(pages.ROOT)]
-    what += [TORCH] if {"torch", "torchft"} & set(extras) else []
+    what += [TORCH] if {"torch", "torchft", "hf"} & set(extras) else []
     pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, *what], check=True, env=environment_of(folder))
 

@@ -28,7 +28,14 @@ HOW_TOS = [
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(\w+=\S+ )*(laconic|make|pip|python|srun|torchrun|cd) ")
-MODULES = {"torch": "torch", "torchft": "torchft", "flower": "flwr", "flax": "flax"}  # of an extra
+# Of an extra.
+MODULES = {
+    "torch": "torch",
+    "torchft": "torchft",
+    "hf": "transformers",
+    "flower": "flwr",
+    "flax": "flax",
+}
 
 # --- what is not run as it stands -----------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Benchmarks end with one JSON object, and the textbook they compare with takes the same step."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,21 @@ def test_step_accuracy_prints_its_figures_as_json():
     errors = printed("step_accuracy.py --small --rounds 1 --precisions bf16x3")["errors"]
     assert set(errors) == {"lopt-a", "lagg-a"}
     assert all(1e-7 < found["bf16x3"] < 2e-5 for found in errors.values())
+
+
+@pytest.mark.slow
+def test_torch_step_prints_its_figures_as_json():
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
+    found = printed("torch_step.py --small --steps 1")
+    ways = [f"{name}, {way}" for name in ("AdamW", "lopt-a-general") for way in ("loop", "foreach")]
+    assert list(found["figures"]) == ways
+    assert all(figure["seconds"] > 0 for figure in found["figures"].values())
+
+
+def test_the_torch_step_is_of_vit_b():
+    torch_step = pytest.importorskip("benchmarks.torch_step", reason="PyTorch is not installed")
+    sizes = [math.prod(shape) for shape in torch_step.shapes(torch_step.WIDTH, torch_step.DEPTH)]
+    assert sum(sizes) == 86_567_656  # timm's and torchvision's vit_b_16
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Ada features in PyTorch: the accumulators of a tensor, and what the MLP sees of each parameter.
 
-The mathematics is that of `laconic/outer/features.py`, in the tensor's own shape s: averaged axes
-are kept with length 1, so that everything broadcasts, and a tile is a slice of that shape. D is the
-number of delta features.
+The mathematics is that of `laconic/outer/features.py`, for a stack of G tensors of one shape s, or
+for the parts of them that this process holds; G is 1 for a tensor by itself. Averaged axes are kept
+with length 1, so that everything broadcasts, and a tile is a slice of [G, *s]. D is the number of
+delta features.
 """
 # pyright: reportAttributeAccessIssue=false
 # Where PyTorch is not installed, pyright takes this folder for it.
@@ -30,6 +31,7 @@ from laconic.architecture import (
     formula_of,
     normalised_features,
 )
+from laconic.torch.shards import Spread
 
 CPU = torch.device("cpu")
 # The largest axis and the second largest; None if the tensor is not factored.
@@ -37,16 +39,16 @@ Axes = tuple[int, int] | None
 
 
 class Ada(NamedTuple):
-    """The accumulators of one tensor, float32; `col` is None if it is not factored."""
+    """The accumulators of a stack, float32; `col` is None if its tensors are not factored."""
 
-    m: torch.Tensor  # [3, *s]
-    v: torch.Tensor  # [*s]
-    row: torch.Tensor  # [3, *s], with 1 for the largest axis
-    col: torch.Tensor | None  # [3, *s], with 1 for the second largest
+    m: torch.Tensor  # [3, G, *s]
+    v: torch.Tensor  # [G, *s]
+    row: torch.Tensor  # [3, G, *s], with 1 for the largest axis
+    col: torch.Tensor | None  # [3, G, *s], with 1 for the second largest
 
 
 class Fields(NamedTuple):
-    """All that the features of a tensor are computed from, each [n, *s] with 1 for an axis along
+    """All that the features of a stack are computed from, each [n, G, *s] with 1 for an axis along
     which it is constant.
 
     `ada` is None for an architecture without accumulators. The factors' products scale the mean
@@ -129,10 +131,15 @@ def shapes_of(shape: Sequence[int], axes: Axes) -> dict[str, tuple[int, ...]]:
     return {**whole, "row": averaged(axes[0]), "col": averaged(axes[1])}
 
 
-def accumulate(ada: Ada, mean: torch.Tensor, rate_7: Sequence[float], axes: Axes) -> None:
-    """Take this round's mean delta in; the rates are 1 − β."""
-    if not mean.numel():  # an empty tensor has no means
-        return
+def averaged_axes(axes: Axes) -> dict[str, int]:
+    """Which axis is averaged over, in the accumulators where one is."""
+    return {} if axes is None else {"row": axes[0], "col": axes[1]}
+
+
+def accumulate(
+    ada: Ada, mean: torch.Tensor, rate_7: Sequence[float], axes: Axes, spread: Spread
+) -> None:
+    """Take this round's mean delta [G, *s] in; the rates are 1 − β."""
     square = mean.square()
     for m, rate in zip(ada.m, rate_7[OF_M], strict=True):
         m.mul_(1 - rate).add_(mean, alpha=rate)
@@ -141,8 +148,8 @@ def accumulate(ada: Ada, mean: torch.Tensor, rate_7: Sequence[float], axes: Axes
     averages = [(ada.row, factored)]
     if ada.col is not None and axes is not None:
         averages = [
-            (ada.row, factored.mean(axes[0], True)),
-            (ada.col, factored.mean(axes[1], True)),
+            (ada.row, spread.mean(factored, axes[0])),
+            (ada.col, spread.mean(factored, axes[1])),
         ]
     for old, new in averages:
         for part, rate in zip(old, rate_7[OF_FACTORED], strict=True):
@@ -150,16 +157,21 @@ def accumulate(ada: Ada, mean: torch.Tensor, rate_7: Sequence[float], axes: Axes
 
 
 def fields_of(
-    param: torch.Tensor, ada: Ada, mean: torch.Tensor, deltas: torch.Tensor, axes: Axes
+    param: torch.Tensor,
+    ada: Ada,
+    mean: torch.Tensor,
+    deltas: torch.Tensor,
+    axes: Axes,
+    spread: Spread,
 ) -> Fields:
-    """Everything about one tensor; `deltas` is [D, *s], the rest as it is kept."""
+    """Everything about one stack; `deltas` is [D, G, *s], parameters and mean [G, *s]."""
     if ada.col is None or axes is None:
         col = ada.row
         by_delta = (_safe_rsqrt(ada.row + epsilon_of("factored_delta")),)
         by_momentum = (torch.rsqrt(ada.row + epsilon_of("factored_m")),)
     else:
         col = ada.col
-        row_factor = _safe_rsqrt(ada.row / (ada.row.mean(axes[1] + 1, True) + MEAN_EPSILON))
+        row_factor = _safe_rsqrt(ada.row / (spread.mean(ada.row, axes[1]) + MEAN_EPSILON))
         by_delta = by_momentum = (row_factor, _safe_rsqrt(col))
     seen = ada._replace(v=ada.v[None], col=col)
     return Fields(deltas, param[None], seen, mean[None], by_delta, by_momentum)

@@ -8,12 +8,12 @@ W_before, and `.step()`.
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from laconic.architecture import LAYOUTS, ON_NONFINITE, Architecture, matrices_among
+from laconic.architecture import LAYOUTS, ON_NONFINITE, matrices_among
 from laconic.errors import LaconicError, unknown
 from laconic.local import LocalOptimizer
 from laconic.relative import RelativeArchitecture
@@ -22,31 +22,22 @@ from laconic.torch.features import (
     Axes,
     Fields,
     accumulate,
+    averaged_axes,
     axes_of,
     fields_of,
     inputs_first,
     shapes_of,
 )
+from laconic.torch.gradients import Due, due_of, unsound
 from laconic.torch.local import local_optimizer
 from laconic.torch.relative import RelativePhi
-from laconic.torch.step import Phi
+from laconic.torch.shards import held, spread_as, zeros
+from laconic.torch.step import Phi, tile_on
 from laconic.zoo import file
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-class _Due(NamedTuple):
-    """A parameter that has a gradient, with what the step needs of it; float32."""
-
-    group: dict[str, Any]
-    name: str
-    param: torch.Tensor
-    mean: torch.Tensor
-    deltas: torch.Tensor  # [D, *s]
-    squares: torch.Tensor | None = None  # every worker's ‖Δ‖² [K], where lopt-r is given deltas
-
-
-ChangeOf = Callable[[_Due, dict[str, Any], torch.Tensor], torch.Tensor]
+# The change of parameters of one shape [G, *s], of their gradients, accumulators and values.
+ChangeOf = Callable[[Sequence[Due], dict[str, torch.Tensor], torch.Tensor, int], torch.Tensor]
 
 
 class LearnedOuter(torch.optim.Optimizer):
@@ -67,6 +58,9 @@ class LearnedOuter(torch.optim.Optimizer):
         on_nonfinite: at NaN, infinity or numbers whose squares overflow, "raise" an error or "skip"
             the round, which then changes nothing.
         tile: how many parameters to work on at a time (None: what suits the device).
+        foreach: step small tensors of one shape together (None: on accelerators only).
+        matrices: how many weight matrices the whole model has, if `params` are a part of it (None:
+            count them).
         workers: K, as far as you know it. lopt-r takes other steps for other K; the others have no
             use for this and the next two.
         local_steps: H, as far as you know it.
@@ -92,6 +86,8 @@ class LearnedOuter(torch.optim.Optimizer):
         layout: str = "torch",
         on_nonfinite: str = "raise",
         tile: int | None = None,
+        foreach: bool | None = None,
+        matrices: int | None = None,
         workers: int | None = None,
         local_steps: int | None = None,
         rounds: int | None = None,
@@ -100,13 +96,16 @@ class LearnedOuter(torch.optim.Optimizer):
             raise unknown("on_nonfinite", on_nonfinite, ON_NONFINITE)
         if tile is not None and tile < 1:
             raise LaconicError(f"tile counts parameters and must be at least 1, got {tile}.")
+        if matrices is not None and matrices < 1:
+            raise LaconicError(f"a model has at least one matrix, got matrices={matrices}.")
         architecture, theta, self.card = file.read(file.locate(optimizer))
         self._phi: Phi | RelativePhi
         if isinstance(architecture, RelativeArchitecture):
             self._phi = RelativePhi(architecture, theta, workers, local_steps, rounds)
         else:
             self._phi = Phi(architecture, theta, tile)
-        self._on_nonfinite = on_nonfinite
+        self._on_nonfinite, self._tile = on_nonfinite, tile
+        self._foreach, self._matrices = foreach, matrices
         self._digest = file.digest_of(architecture, theta)
         own = {"lr": lr, "weight_decay": weight_decay, "layout": layout, "optimizer": self._digest}
         super().__init__(params, own)
@@ -156,13 +155,14 @@ class LearnedOuter(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        due = self._due(worker_deltas, weights)
+        given = self._given(worker_deltas)
+        due = list(due_of(self.param_groups, self._phi.architecture, given, weights))
         if self._sound(due):
             change_of = self._changes(weights)
-            for one in due:
+            for some in self._together(due):
                 # Under autocast the MLP's matrices would be multiplied in half precision.
-                with torch.autocast(one.param.device.type, enabled=False):
-                    self._step_one(one, change_of)
+                with torch.autocast(some[0].param.device.type, enabled=False):
+                    self._step_some(some, change_of)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -179,15 +179,19 @@ class LearnedOuter(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
+        layouts = [(p, group["layout"]) for group in self.param_groups for p in group["params"]]
         names = [i for group in seen["param_groups"] for i in group["params"]]
-        for i, p in zip(names, self._params(), strict=True):
-            for key, value in seen["state"].get(i, {}).items():
-                # By now torch has cast tensors to the parameter's dtype.
-                is_tensor = isinstance(value, torch.Tensor)
-                self.state[p][key] = value.detach().to(p.device, copy=True) if is_tensor else value
+        for i, (p, layout) in zip(names, layouts, strict=True):
+            if i in seen["state"]:
+                saved = dict(seen["state"][i])
+                # By now torch has cast tensors to the parameter's dtype, so start from zeros.
+                own = self._zeros(p, axes_of(p.shape, layout))
+                for key, x in own.items():
+                    held(x).copy_(held(spread_as(x, saved[key].detach())))
+                self.state[p] = {**saved, **own}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("card", "_phi", "_on_nonfinite", "_digest")
+        names = ("card", "_phi", "_on_nonfinite", "_digest", "_tile", "_foreach", "_matrices")
         ours = {name: getattr(self, name) for name in names}
         # torch's own keeps only what its optimizers have, and copies use it.
         return {**super().__getstate__(), **ours}
@@ -195,101 +199,118 @@ class LearnedOuter(torch.optim.Optimizer):
     def _params(self) -> list[torch.Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _due(self, worker_deltas: Any, weights: Any) -> list[_Due]:
+    def _given(self, worker_deltas: Any) -> Sequence[Any]:
+        """Of every parameter what was given of its workers' deltas, None where it is of no use."""
         architecture = self._phi.architecture
         count = len(self._params())
         relative = isinstance(architecture, RelativeArchitecture)
         if not (architecture.gathers or (relative and worker_deltas is not None)):
-            worker_deltas = [None] * count
-        elif worker_deltas is None:
+            return [None] * count
+        if worker_deltas is None:
             raise LaconicError(
                 f"{self.card.name} looks at every worker's delta: call step(worker_deltas=[…])."
             )
-        elif len(worker_deltas) != count:
+        if len(worker_deltas) != count:
             raise LaconicError(
                 f"worker_deltas has {len(worker_deltas)} entries, and there are {count} parameters."
             )
-        due = []
-        for i, (group, j) in enumerate(
-            (g, j) for g in self.param_groups for j in range(len(g["params"]))
-        ):
-            p, name = group["params"][j], group.get("param_names", {j: f"parameter {i}"})[j]
-            if p.grad is None:
-                continue
-            if p.grad.layout != torch.strided:
-                raise LaconicError(
-                    f"the gradient of {name} is sparse, and a learned step needs all of it: "
-                    "densify it."
-                )
-            mean = p.grad.float()
-            deltas, squares = mean[None], None
-            if relative and worker_deltas[i] is not None:
-                squares = _squares(name, p, worker_deltas[i], weights)
-            elif isinstance(architecture, Architecture) and architecture.gathers:
-                deltas = _gathered(name, p, worker_deltas[i], architecture.deltas).float()
-                deltas = deltas if weights is None else _present(deltas, mean, weights)
-            due.append(_Due(group, name, p, mean, deltas, squares))
-        return due
+        return worker_deltas
 
-    def _sound(self, due: list[_Due]) -> bool:
-        """Whether all is finite and can be squared; reads from the device once for all tensors."""
-        tensors = [(one.name, one.mean) for one in due]
-        if self._phi.architecture.gathers:
-            tensors = [(one.name, x) for one in due for x in (one.mean, one.deltas)]
-        if not tensors:
-            return True
-        home = tensors[0][1].device
-        norms = [torch.linalg.vector_norm(x).to(home) for _, x in tensors]
-        finite = torch.stack(norms).isfinite().tolist()
-        if all(finite) or self._on_nonfinite == "skip":
-            return all(finite)
-        wrong = [name for (name, _), good in zip(tensors, finite, strict=True) if not good]
-        names = list(dict.fromkeys(wrong))
+    def _sound(self, due: Sequence[Due]) -> bool:
+        """Whether all is finite and can be squared."""
+        names = unsound(due)
+        if not names or self._on_nonfinite == "skip":
+            return not names
         raise LaconicError(
             f"the gradient of {', '.join(names[:3])} holds NaN, infinity or numbers too large to "
             "square: some worker diverged. Leave it out of the mean, or pass "
             'on_nonfinite="skip" to let such rounds change nothing.'
         )
 
-    def _step_one(self, one: _Due, change_of: ChangeOf) -> None:
-        p, state = one.param, self.state[one.param]
-        lr, decay = float(one.group["lr"]), float(one.group["weight_decay"])  # may be tensors
-        if not state:
-            zeros = self._zeros(p, axes_of(p.shape, one.group["layout"]))
-            state.update({"round": 0, **zeros})
-        value = p.float()
-        change = change_of(one, state, value)
-        state["round"] += 1
+    def _together(self, due: Sequence[Due]) -> Iterator[list[Due]]:
+        """What is stepped at once: one parameter, or with `foreach` those that differ in nothing
+        but their numbers, up to a tile of them."""
+        alike: dict[Any, list[Due]] = {}
+        for i, one in enumerate(due):
+            device = one.param.device
+            foreach = device.type != "cpu" if self._foreach is None else self._foreach
+            if not foreach:
+                alike[i] = [one]
+                continue
+            rounds = self.state[one.param].get("round", 0) if one.param in self.state else 0
+            key = (one.spread, device, id(one.group), rounds, one.squares is None)
+            alike.setdefault(key, []).append(one)
+        for some in alike.values():
+            most = max(1, tile_on(some[0].param.device, self._tile) // max(1, some[0].spread.size))
+            yield from (some[i : i + most] for i in range(0, len(some), most))
+
+    def _step_some(self, some: Sequence[Due], change_of: ChangeOf) -> None:
+        """Step parameters of one group that have one shape and one round."""
+        group, spread = some[0].group, some[0].spread
+        lr, decay = float(group["lr"]), float(group["weight_decay"])  # may be tensors
+        axes, states = axes_of(spread.shape, group["layout"]), []
+        for one in some:
+            state = self.state[one.param]
+            if not state:
+                state.update({"round": 0, **self._zeros(one.param, axes)})
+            states.append(state)
+        round_t = states[0]["round"]
+        for state in states:
+            state["round"] += 1
+        if not spread.size:
+            return
+        kept = {key: [held(x[key]) for x in states] for key in states[0] if key != "round"}
+        params = [held(one.param) for one in some]
+        lead = {key: max(0, parts[0].ndim - len(spread.shape)) for key, parts in kept.items()}
+        stacks = {key: _stack(parts, lead[key]) for key, parts in kept.items()}
+        values = _stack([p.float() for p in params])
+        changes = change_of(some, stacks, values, round_t)
         if decay:
-            change.add_(value, alpha=decay)
-        p.sub_(change, alpha=lr)
+            changes.add_(values, alpha=decay)
+        torch._foreach_sub_(params, list(changes), alpha=lr)
+        if len(some) > 1:  # else the stacks are views
+            for key, parts in kept.items():
+                torch._foreach_copy_(parts, list(stacks[key].unbind(lead[key])))
 
     def _changes(self, weights: Any) -> ChangeOf:
-        """What makes a parameter's change in this round, of its gradient, state and value."""
+        """What makes the changes of this round."""
         phi = self._phi
         if isinstance(phi, RelativePhi):
             shares = None if weights is None else torch.as_tensor(weights)
-            return lambda one, state, value: phi.step(state, one.mean, value, one.squares, shares)
+
+            def change_relative(
+                some: Sequence[Due], state: dict[str, torch.Tensor], values: torch.Tensor, t: int
+            ) -> torch.Tensor:
+                mean = _stack([one.mean for one in some])
+                squares = [one.squares for one in some if one.squares is not None]
+                seen = _stack(squares, 1) if squares else None
+                return phi.step(state, t, mean, values, some[0].spread, seen, shares)
+
+            return change_relative
         rates = phi.rates() if phi.architecture.accumulates else []
-        matrices = matrices_among(p.shape for p in self._params())  # with or without gradients
+        counted = matrices_among(p.shape for p in self._params())  # with or without gradients
+        matrices = counted if self._matrices is None else self._matrices
 
-        def change_of(one: _Due, state: dict[str, Any], value: torch.Tensor) -> torch.Tensor:
-            layout = one.group["layout"]
-            fields = Fields(one.deltas, value[None])
+        def change(
+            some: Sequence[Due], state: dict[str, torch.Tensor], values: torch.Tensor, t: int
+        ) -> torch.Tensor:
+            spread, layout = some[0].spread, some[0].group["layout"]
+            deltas = _stack([one.deltas for one in some], 1)
+            fields = Fields(deltas, values[None])
             if phi.architecture.accumulates:
-                axes = axes_of(value.shape, layout)
+                axes, mean = axes_of(spread.shape, layout), _stack([one.mean for one in some])
                 ada = Ada(state["m"], state["v"], state["row"], state.get("col"))
-                accumulate(ada, one.mean, rates, axes)
-                fields = fields_of(value, ada, one.mean, one.deltas, axes)
-            change = phi.step(fields, value.shape, state["round"])
-            shape = inputs_first(value.shape, layout)
-            return change.mul_(phi.architecture.share(shape, matrices))
+                accumulate(ada, mean, rates, axes, spread)
+                fields = fields_of(values, ada, mean, deltas, axes, spread)
+            found = phi.step(fields, spread, t)
+            return found.mul_(phi.architecture.share(inputs_first(spread.shape, layout), matrices))
 
-        return change_of
+        return change
 
     def _zeros(self, p: torch.Tensor, axes: Axes) -> dict[str, torch.Tensor]:
-        zeros = lambda shape: torch.zeros(shape, dtype=torch.float32, device=p.device)
-        return {key: zeros(shape) for key, shape in self._shapes(p, axes).items()}
+        averaged = averaged_axes(axes)
+        shapes = self._shapes(p, axes).items()
+        return {key: zeros(p, shape, averaged.get(key)) for key, shape in shapes}
 
     def _shapes(self, p: torch.Tensor, axes: Axes) -> dict[str, tuple[int, ...]]:
         if isinstance(self._phi, RelativePhi):
@@ -341,39 +362,6 @@ def _check(group: dict[str, Any]) -> None:
         )
 
 
-def _gathered(name: str, p: torch.Tensor, deltas: Any, K: int) -> torch.Tensor:
-    """One parameter's worker deltas, once they are known to be [K, *s]."""
-    if deltas is None:
-        raise LaconicError(
-            f"{name} has a gradient and its entry of worker_deltas is None: give [K, …] for it."
-        )
-    shape = tuple(deltas.shape)
-    if deltas.ndim == p.ndim + 1 and shape[1:] == tuple(p.shape) and shape[0] != K:
-        raise LaconicError(
-            f"this optimizer was made for K = {K} workers, and worker_deltas of {name} hold "
-            f"{shape[0]}."
-        )
-    if shape != (K, *p.shape):
-        raise LaconicError(
-            f"worker_deltas of {name} must be [K, …] = {(K, *p.shape)}, got {shape}."
-        )
-    return deltas.to(p.device)
-
-
-def _squares(name: str, p: torch.Tensor, deltas: torch.Tensor, weights: Any) -> torch.Tensor:
-    """Every worker's ‖Δ‖² of one parameter [K]."""
-    K = deltas.shape[0] if deltas.ndim else 1
-    each = _gathered(name, p, deltas, K).float()
-    if weights is not None and len(weights) != K:
-        raise LaconicError(f"weights must be one number a worker, {K} in all, got {len(weights)}.")
-    return each.square().flatten(1).sum(1) if p.ndim else each.square()
-
-
-def _present(deltas: torch.Tensor, mean: torch.Tensor, weights: Any) -> torch.Tensor:
-    """The deltas, the mean standing in for absent workers."""
-    here = torch.as_tensor(weights, device=deltas.device) > 0
-    if here.shape != deltas.shape[:1]:
-        raise LaconicError(
-            f"weights must be one number a worker, {len(deltas)} in all, got {tuple(here.shape)}."
-        )
-    return torch.where(here.reshape(-1, *[1] * mean.ndim), deltas, mean[None])
+def _stack(parts: Sequence[torch.Tensor], at: int = 0) -> torch.Tensor:
+    """The tensors along a new axis; a view if there is only one."""
+    return parts[0].unsqueeze(at) if len(parts) == 1 else torch.stack(list(parts), at)

@@ -1,8 +1,9 @@
-"""lopt-r in PyTorch: one tensor's accumulators, inputs and step, as `laconic/outer/relative.py` has
-them. Nothing is read back from the device."""
+"""lopt-r in PyTorch: accumulators, inputs and step, as `laconic/outer/relative.py` has them, for a
+stack of G tensors of one shape s. Nothing is read back from the device."""
 # pyright: reportAttributeAccessIssue=false
 # Where PyTorch is not installed, pyright takes this folder for it.
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,7 @@ from laconic.relative import (
     check_told,
     kind_of,
 )
+from laconic.torch.shards import Spread
 from laconic.torch.step import Placed
 
 
@@ -56,46 +58,51 @@ class RelativePhi:
 
     def step(
         self,
-        state: dict[str, Any],
+        state: dict[str, torch.Tensor],
+        round_t: int,
         delta: torch.Tensor,
         param: torch.Tensor,
+        spread: Spread,
         squares: torch.Tensor | None,
         weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What is subtracted from a parameter; all float32. The accumulators move on.
+        """What is subtracted from the parameters [G, *s]; all float32. The accumulators move on.
 
-        `squares` are the workers' ‖Δ‖² [K], if known, and `weights` their weights.
+        `squares` are the workers' ‖Δ‖² [K, G], if known, and `weights` their weights.
         """
-        if not delta.numel():
-            return torch.zeros_like(delta)
-        t, b, v, q = state["round"], state["b"], state["v"], state["q"]
-        square = _mean(delta * delta)
+        b, v, q = state["b"], state["v"], state["q"]
+        pairs = [(delta, delta), (param, param), *((delta, x) for x in b), *((x, x) for x in b)]
+        parts = itertools.chain((x * y for x, y in pairs), (delta.abs(),))
+        square, of_param, *seen, size = spread.means(parts)
+        products, squares_before = seen[: len(DECAYS)], seen[len(DECAYS) :]
         inputs = [
-            _mean(delta * x) * torch.rsqrt(square + TINY) * torch.rsqrt(_mean(x * x) + TINY)
-            for x in b
+            product * torch.rsqrt(square + TINY) * torch.rsqrt(before + TINY)
+            for product, before in zip(products, squares_before, strict=True)
         ]
         for beta, x in zip(DECAYS, b, strict=True):
             x.mul_(beta).add_(delta)
         v.mul_(SQUARE_DECAY).addcmul_(delta, delta, value=1 - SQUARE_DECAY)
         q.mul_(SCALE_DECAY).add_(square, alpha=1 - SCALE_DECAY)
-        scale = q / _correction(SCALE_DECAY, t)
+        scale = q / _correction(SCALE_DECAY, round_t)
         inputs += [
-            _log_ratio((1 - beta) ** 2 * _mean(x * x), scale)
-            for beta, x in zip(DECAYS, b, strict=True)
+            _log_ratio((1 - beta) ** 2 * after, scale)
+            for beta, after in zip(DECAYS, spread.means(x * x for x in b), strict=True)
         ]
         inputs.append(_log_ratio(square, scale))
-        inputs.append(_log_ratio(scale, _mean(param * param), PARAMETER_UNIT, PARAMETER_LIMIT))
-        inputs.append(_log_ratio(torch.square(_mean(delta.abs())), square))
-        inputs += _agreement(square, delta.numel(), squares, weights)
-        known = self._known(t, delta, squares, weights)
+        inputs.append(_log_ratio(scale, of_param, PARAMETER_UNIT, PARAMETER_LIMIT))
+        inputs.append(_log_ratio(torch.square(size), square))
+        inputs += _agreement(square, spread.size, squares, weights)
+        known = self._known(round_t, spread, squares, weights)
         numbers = torch.tensor(known, dtype=torch.float32, device=delta.device)
-        columns = list(self.architecture.columns)
-        o = self._head(torch.cat([torch.stack(inputs), numbers])[columns])
-        return self._mixed(o, t, delta, b, v, torch.sqrt(scale + TINY))
+        inputs += list(numbers[:, None].expand(-1, len(delta)))
+        o = self._head(torch.stack([inputs[i] for i in self.architecture.columns]))
+        along = lambda x: x.reshape(-1, *[1] * (delta.ndim - 1))
+        s = along(torch.sqrt(scale + TINY))
+        return self._mixed([along(x) for x in o], round_t, delta, b, v, s)
 
     def _mixed(
         self,
-        o: torch.Tensor,
+        o: list[torch.Tensor],
         t: int,
         delta: torch.Tensor,
         b: torch.Tensor,
@@ -112,12 +119,13 @@ class RelativePhi:
         return change.mul_(self.architecture.rate * torch.exp(GAIN * o[0]))
 
     def _head(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[I, G] → [`OUTPUTS`, G]."""
         theta = self._placed.on(inputs.device)
-        hidden = torch.tanh((inputs[:, None] * theta["w0"]).sum(0) + theta["b0"])
-        return torch.tanh((hidden[:, None] * theta["w1"]).sum(0) + theta["b1"])
+        layer = lambda x, w, b: torch.tanh((x[:, None] * w[:, :, None]).sum(0) + b[:, None])
+        return layer(layer(inputs, theta["w0"], theta["b0"]), theta["w1"], theta["b1"])
 
     def _known(
-        self, t: int, delta: torch.Tensor, squares: Any, weights: torch.Tensor | None
+        self, t: int, spread: Spread, squares: Any, weights: torch.Tensor | None
     ) -> list[float]:
         """The inputs that are plain numbers, in the order of `INPUTS`."""
         workers = self.workers
@@ -129,8 +137,8 @@ class RelativePhi:
         return [
             *_count(workers),
             *_count(self.local_steps),
-            math.log(delta.numel()) / SIZE_UNIT,
-            *kind_of(delta.ndim),
+            math.log(spread.size) / SIZE_UNIT,
+            *kind_of(len(spread.shape)),
             *(math.tanh(t / scale) for scale in TIMESCALES),
             *done,
         ]
@@ -145,8 +153,8 @@ def _agreement(
     """The logarithm of K‖mean Δ‖²/Σ‖Δₖ‖², and whether it is known."""
     if squares is None:
         return [torch.zeros_like(square)] * 2
-    shares = torch.ones_like(squares) if weights is None else weights.to(squares)
-    norm = torch.where(shares > 0, squares * shares, 0.0).sum() / shares.sum()
+    shares = torch.ones_like(squares) if weights is None else weights.to(squares)[:, None]
+    norm = torch.where(shares > 0, squares * shares, 0.0).sum(0) / shares.sum(0)
     known = (norm > 0) & norm.isfinite()
     ratio = _log_ratio(square, torch.where(known, norm, 1.0) / size, 0.5)
     return [torch.where(known, ratio, 0.0), known.float()]
@@ -168,7 +176,3 @@ def _log_ratio(
 
 def _correction(decay: float, t: int) -> float:
     return -math.expm1((t + 1) * math.log(decay))
-
-
-def _mean(x: torch.Tensor) -> torch.Tensor:
-    return x.mean()

@@ -1,9 +1,10 @@
-"""The learned step of one tensor: p ← p − λ₁·d·exp(λ₂·m), (d, m) = MLP_φ(features), a tile at a
-time.
+"""The learned step of a tensor: p ← p − λ₁·d·exp(λ₂·m), (d, m) = MLP_φ(features), a tile at a
+time, or of a stack of tensors of one shape that fit in one tile.
 
 As in `laconic/outer/learned.py` the features' normalisers are folded into the first layer's weights
-and the time features into its bias, and two passes go over a tensor of more than one tile: second
-moments first, then the MLP. The [39, n] matrix exists for a tile only.
+(a stack has normalisers for each tensor, and its features are multiplied by them) and the time
+features into its bias, and two passes go over a tensor of more than one tile: second moments first,
+then the MLP. The [39, n] matrix exists for a tile only.
 """
 # pyright: reportAttributeAccessIssue=false
 # Where PyTorch is not installed, pyright takes this folder for it.
@@ -23,6 +24,7 @@ from laconic.architecture import (
     Architecture,
 )
 from laconic.torch.features import CPU, Fields, cut, round_features, write
+from laconic.torch.shards import Spread
 
 CPU_TILE = (
     1 << 16
@@ -59,30 +61,36 @@ class Phi:
         complement = _float32([1 - beta for beta in DECAYS])
         return (complement * torch.exp(10 * self._placed.on(CPU)["decay"])).clamp(max=1.0).tolist()
 
-    def step(self, fields: Fields, shape: Sequence[int], round_t: int) -> torch.Tensor:
-        """λ₁·d·exp(λ₂·m) for every parameter of a tensor, in its shape."""
-        device = fields.param.device
+    def step(self, fields: Fields, spread: Spread, round_t: int) -> torch.Tensor:
+        """λ₁·d·exp(λ₂·m) for every parameter of a stack [G, *s] that this process holds."""
+        device, shape = fields.param.device, fields.param.shape[1:]
         new = lambda *size: torch.empty(size, dtype=torch.float32, device=device)
         out = new(*shape)
-        if not out.numel():
-            return out
-        tile = self._tile or (CPU_TILE if device.type == "cpu" else ACCELERATOR_TILE)
-        room = min(tile, out.numel())
+        room = min(tile_on(device, self._tile), out.numel())
         width = max(self.count, self.architecture.hidden)
         buffers = [new(width * room) for _ in range(2)]
-        places = list(tiles(shape, tile))
-        total = new(self.count).zero_()
+        # A process may hold nothing of a tensor, and take part in its sums all the same.
+        places = list(tiles(shape, tile_on(device, self._tile))) if out.numel() else []
+        total_FG = new(self.count, len(out)).zero_()
         for at in places:
             x_Fn = self._features(fields, at, shape, buffers[0])
             square = buffers[1][: x_Fn.numel()].view(x_Fn.shape)
-            total += torch.mul(x_Fn, x_Fn, out=square).sum(1)
-        layers = self._layers(total / out.numel(), round_t)
+            total_FG += self._by_tensor(torch.mul(x_Fn, x_Fn, out=square), len(out)).sum(2)
+        scales_FG = torch.rsqrt(NORMALISER_EPSILON + spread.total(total_FG) / spread.size)
+        layers = self._layers(scales_FG, round_t)
         for at in places:
             if len(places) > 1:  # else they are there still
                 self._features(fields, at, shape, buffers[0])
             part = out[tuple(at)]
+            if len(out) > 1:
+                x_Fn = buffers[0][: self.count * part.numel()].view(self.count, -1)
+                self._by_tensor(x_Fn, len(out)).mul_(scales_FG[:, :, None])
             part.copy_(self._mlp(layers, buffers, part.numel()).view(part.shape))
         return out
+
+    def _by_tensor(self, x_Fn: torch.Tensor, count: int) -> torch.Tensor:
+        """A tile's features as [F, G, n/G]; a tile of several tensors holds all of the stack."""
+        return x_Fn.view(self.count, count, x_Fn.shape[1] // count)
 
     def _features(
         self, fields: Fields, at: Sequence[slice], shape: Sequence[int], buffer: torch.Tensor
@@ -91,19 +99,20 @@ class Phi:
         size = [len(range(*where.indices(n))) for where, n in zip(at, shape, strict=True)]
         x = buffer[: self.count * math.prod(size)]
         write(cut(fields, at), x.view(self.count, *size))
-        return x.view(self.count, -1)
+        return x.view(self.count, math.prod(size))
 
     def _layers(
-        self, moments: torch.Tensor, round_t: int
+        self, scales_FG: torch.Tensor, round_t: int
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Weights [N, F] and biases [N, 1] of the three layers, with normalisers and time features
-        folded in."""
-        theta = self._placed.on(moments.device)
-        scales = torch.rsqrt(NORMALISER_EPSILON + moments)
+        """Weights [N, F] and biases [N, 1] of the three layers, with the time features folded in,
+        and for a tensor by itself the normalisers."""
+        theta = self._placed.on(scales_FG.device)
         time = round_features(round_t, TIME_SHIFT[self.architecture.time])
-        weights = [scales[:, None] * theta["w0"][: self.count], theta["w1"], theta["w2"]]
+        first = theta["w0"][: self.count]
+        first = scales_FG * first if scales_FG.shape[1] == 1 else first
+        weights = [first, theta["w1"], theta["w2"]]
         biases = [
-            theta["b0"] + time.to(moments.device) @ theta["w0"][self.count :],
+            theta["b0"] + time.to(scales_FG.device) @ theta["w0"][self.count :],
             theta["b1"],
             theta["b2"],
         ]
@@ -119,6 +128,11 @@ class Phi:
             into = buffers[1 - i % 2][: len(w_NF) * n].view(-1, n)
             h = torch.addmm(bias, w_NF, h if i == 0 else h.relu_(), out=into)
         return LAMBDA * h[0] * torch.exp(LAMBDA * h[1])
+
+
+def tile_on(device: torch.device, asked: int | None) -> int:
+    """How many parameters to work on at a time."""
+    return asked or (CPU_TILE if device.type == "cpu" else ACCELERATOR_TILE)
 
 
 def tiles(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:

@@ -35,7 +35,7 @@ NAMES = ("lopt-a-general", "lagg-a-fmnist", "lopt-fmnist", "lagg-fmnist", "lopt-
 CHOICES = ({}, {"lr": 0.5}, {"lr": torch.tensor(0.5)}, {"lr": torch.tensor([0.5])})
 CHOICES += ({"weight_decay": 0.1}, {"on_nonfinite": "skip", "tile": 7})
 LEFT_OUT = {
-    "foreach, fused": "there is one path: a tensor at a time",
+    "fused": "there is none",
     "capturable, differentiable, maximize": "not options of LearnedOuter",
     "complex parameters, sparse gradients": "refused with a clear error",
     "no-op at zero gradients": "a learned step looks at parameters and momenta as well",
@@ -217,6 +217,38 @@ def test_complex_and_sparse_are_refused(info):
     p.grad = torch.ones(3, 2).to_sparse()
     with pytest.raises(LaconicError, match="sparse"):
         LearnedOuter.step(info.optim_cls([p]), worker_deltas=[None])
+
+
+def seven_rounds(info, **options: Any) -> Any:
+    """Of tensors that pair off, in two groups → parameters, states, how many stepped at once."""
+    draw = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(shape, generator=draw)
+    tensors = [normal(4, 3), normal(3), normal(3, 4).T, normal(), normal(3), normal(4, 3)]
+    params = [torch.nn.Parameter(x) for x in (*tensors, normal(), torch.zeros(0, 3))]
+    optimizer = info.optim_cls([{"params": params[:6]}, {"params": params[6:]}], **options)
+    together, step_some = [], optimizer._step_some
+
+    def counted(some: Any, change_of: Any) -> None:
+        together.append(len(some))
+        step_some(some, change_of)
+
+    optimizer._step_some = counted
+    for t in range(7):
+        for i, p in enumerate(params):
+            p.grad = None if t == i == 1 else 0.01 * p.detach().square()
+        optimizer.step()
+    return params, [optimizer.state[p] for p in params], together
+
+
+def test_foreach_matches_the_loop(info, kwargs):
+    """As PyTorch's test of that name; tensors of one shape step at once, whatever their strides."""
+    options = {"tile": 24, **kwargs}
+    *alone, ones = seven_rounds(info, **options, foreach=False)
+    *stacked, together = seven_rounds(info, **options, foreach=True)
+    assert set(ones) == {1}
+    assert max(together) == 2
+    assert together.count(2) == (8 if options["tile"] == 24 else 1)  # rounds differ after one
+    torch.testing.assert_close(alone, stacked)
 
 
 def test_the_docs_say_what_is_left_out():

@@ -348,3 +348,16 @@ def test_empty_and_strided_parameters(pair):
     assert not strided.is_contiguous()
     np.testing.assert_allclose(strided.detach().numpy(), plain.detach().numpy(), rtol=1e-6)
     assert outer.state[empty]["round"] == 1
+
+
+def test_a_part_of_a_model_takes_the_step_of_the_whole(raises_clearly):
+    """An optimizer with `deepest` needs to be told how many matrices there are."""
+    whole = [parameter(4, 3) for _ in range(20)]
+    LearnedOuter(whole, "lopt-a-general").step()
+    part, alone = parameter(4, 3), parameter(4, 3)
+    LearnedOuter([part], "lopt-a-general", matrices=20).step()
+    LearnedOuter([alone], "lopt-a-general").step()
+    same_bits(part, whole[7])
+    assert not torch.equal(alone, whole[7])
+    with raises_clearly("at least one matrix", "matrices=0"):
+        LearnedOuter([alone], "lopt-a-general", matrices=0)
