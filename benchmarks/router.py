@@ -201,7 +201,9 @@ class Namespaces:
     """`count` namespaces that reach each other through the router alone; a context manager that
     ends whatever still runs in them."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, packet: int = 1500):
+        """`packet` bytes are the most that one packet holds."""
+        self._packet = packet
         self.names = [f"laconic-{os.getpid()}-{k}" for k in range(count)]
         self.addresses = [f"{NET}.{k + 1}" for k in range(count)]
         self._made: list[str] = []
@@ -216,7 +218,7 @@ class Namespaces:
             self._start_router()
             for name, address in zip(self.names, self.addresses, strict=True):
                 _ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
-                _ip("-n", name, "link", "set", DEVICE, "up")
+                _ip("-n", name, "link", "set", DEVICE, "mtu", str(self._packet), "up")
                 _ip("-n", name, "link", "set", "lo", "up")
         except BaseException:
             self.__exit__()

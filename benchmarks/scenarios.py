@@ -104,14 +104,15 @@ class Site:
         """Launch, then join as launch says."""
         (self._folder / "seen").mkdir()
         address = self._net.addresses[0]
-        here = ["--workers", str(WORKERS), "--here", "1", "--bind", address, "--port", str(PORT)]
+        count = str(self._plan.workers)
+        here = ["--workers", count, "--here", "1", "--bind", address, "--port", str(PORT)]
         train = ["--", "train", *self._plan.words(self._plan.seed), "--out", "run"]
         self._begin("launch", 0, ["laconic", "launch", *here, *train])
         log = self._folder / "launch" / "log"
         if not wait_for(lambda: join_command(log.read_text()), self._check, 60.0):
             raise SystemExit(f"error: launch did not say how to join: see {log}")
         words = join_command(log.read_text())
-        for k in range(1, WORKERS):
+        for k in range(1, self._plan.workers):
             given = {"--worker": str(k), "--bind": self._net.addresses[k]}
             self._begin(f"worker {k}", k, filled(words, given))
 
@@ -135,7 +136,7 @@ class Site:
 
     def flows(self) -> bool:
         """Whether all workers have committed together ten times."""
-        full = [c.round for c in self.watch.commits if len(c.quorum) == WORKERS]
+        full = [c.round for c in self.watch.commits if len(c.quorum) == self._plan.workers]
         return len(set(full)) >= 10 and self.watch.commits[-1].round == full[-1]
 
     def ready(self) -> None:

@@ -98,7 +98,7 @@ def blow_rows(trainings: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 def training_rows(trainings: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows by training."""
     heads = ["training", "blows", "rounds", "seconds", "launches", "processes", "gap s", "told s"]
-    heads += ["missing", "double", "two states", "by a minority", "loss", "calm"]
+    heads += ["missing", "double", "two states", "by a minority", "loss", "calm", "load"]
     rows = [
         [
             str(one["training"]),
@@ -113,6 +113,7 @@ def training_rows(trainings: Sequence[Record]) -> tuple[list[str], list[list[str
             *(str(len(one[name])) for name in ("rounds_with_two_states", "minority_rounds")),
             _number(one["loss"], ".4f"),
             _number(one["calm_loss"], ".4f"),
+            f"{one['load']:.0f}",
         ]
         for one in trainings
     ]
@@ -155,7 +156,7 @@ def network_goals(scenarios: Sequence[Record]) -> list[Goal]:
 def network_rows(scenarios: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows by scenario."""
     heads = ["network", "seconds", "commits", "median round s", "longest gap s", "back after s"]
-    heads += ["two states", "by a minority", "packets lost"]
+    heads += ["two states", "by a minority", "packets lost", "load"]
     rows = []
     for one in scenarios:
         packets = one["packets"]
@@ -171,6 +172,7 @@ def network_rows(scenarios: Sequence[Record]) -> tuple[list[str], list[list[str]
                 str(len(one["rounds_with_two_states"])),
                 str(len(one["minority_rounds"])),
                 f"{100 * lost:.1f} %",
+                f"{one['load']:.0f}",
             ]
         )
     return heads, rows
@@ -179,6 +181,42 @@ def network_rows(scenarios: Sequence[Record]) -> tuple[list[str], list[list[str]
 def network_table(scenarios: Sequence[Record]) -> str:
     """The table, for a terminal."""
     return f"\n{plain_table(*network_rows(scenarios))}\n"
+
+
+# --- recovery times -----------------------------------------------------------------------------
+
+# What happens, as docs/distributed.md says it, and the blows that are it: kinds and their limit.
+FAULTS: dict[str, tuple[tuple[str, ...], float]] = {
+    "a worker is killed": (("kill one worker",), ONE),
+    "a worker is paused": (("stop one worker",), ONE),
+    "fewer are left": (("kill several workers", "stop several workers"), GROUP),
+    "the Lighthouse is killed, or cannot be reached": (("kill the Lighthouse",), ONE),
+    "all workers die": (("kill all workers",), GROUP),
+    "`launch` dies": (("kill the supervisor", "kill everyone"), GROUP),
+}
+# The same for scenarios: the longest gap of each.
+NETWORKS: dict[str, tuple[str, ...]] = {
+    "a worker vanishes with its machine or its network": ("vanishing",),
+    "packets get lost: 1 %, 5 %, 10 %": ("loss-1", "loss-5", "loss-10"),
+    "a link between two workers dies that both reach the Lighthouse": ("link-cut", "one-way-cut"),
+}
+
+
+def recoveries(blows: Record, network: Record) -> dict[str, str]:
+    """By what happens, the seconds without a commit: the median and the longest of the blows, or
+    that of each scenario. After a split, those from its end on."""
+    found, all_of_them = {}, all_blows(blows["trainings"])
+    for name, (kinds, limit) in FAULTS.items():
+        of_it = [b for b in all_of_them if b["kind"] in kinds and b["limit"] == limit]
+        gaps = sorted(blow["gap_s"] for blow in of_it)
+        found[name] = f"{gaps[len(gaps) // 2]:.1f} s; {gaps[-1]:.1f} s of {len(gaps)}"
+    ran = {one["scenario"]: one for one in network["scenarios_run"]}
+    for name, scenarios in NETWORKS.items():
+        found[name] = ", ".join(f"{ran[one]['longest_gap_s']:.1f} s" for one in scenarios)
+    splits = (ran[name]["back_after_s"] for name in ("partition-half", "partition-one"))
+    back = ", ".join(_number(seconds, ".1f") for seconds in splits)
+    found["the network splits"] = f"{back} s after it is whole"
+    return found
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -241,8 +279,9 @@ What real trainings do when their processes are killed and stopped and their net
 judge outside them sees it: `python benchmarks/campaign.py blows` and, as root,
 `python benchmarks/campaign.py network`. The judge follows what workers write at each commit and
 takes times by its own clock. A gap is a time in which no worker commits. Default settings, but for
-the number of restarts. [Real processes](../distributed.md#when-something-fails) says what is meant
-to happen.
+the number of restarts. The machine did other work too: `load` is how many processes wanted one of
+its cores, in the mean of the last five minutes.
+[Real processes](../distributed.md#when-something-fails) says what is meant to happen.
 """
 
 

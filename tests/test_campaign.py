@@ -15,6 +15,7 @@ from benchmarks.blows import DECK, LAUNCH, LIGHTHOUSE, cards, limit_of, targets_
 from benchmarks.router import Links, Namespaces, Router, Rule, between, one_way
 from benchmarks.scenarios import filled, join_command
 from benchmarks.witness import Blame, Commit, Teller, Watch
+from laconic.store.records import read
 
 ROOT = Path(__file__).parents[1]
 ALL = (0, 1, 2, 3)
@@ -261,6 +262,7 @@ TRAINING = {
     "told_gap_s": 5.4,
     "loss": 0.101,
     "calm_loss": 0.1,
+    "load": 2.1,
     "blows": [BLOW],
 }
 SCENARIO = {
@@ -276,6 +278,7 @@ SCENARIO = {
     "longest": None,
     "least": 60,
     "back": None,
+    "load": 2.1,
 }
 
 
@@ -323,7 +326,7 @@ def test_the_page_shows_all_tables():
         {"blows": blows, "network": about | {"scenarios_run": [SCENARIO], "goals": []}}
     )
     assert "| kill one worker | 8 | 1 | 5.5 | 5.5 | – |" in text
-    assert "| 10 % of packets lost | 90 | 61 | 0.20 | 9.0 | – | 0 | 0 | 10.0 % |" in text
+    assert "| 10 % of packets lost | 90 | 61 | 0.20 | 9.0 | – | 0 | 0 | 10.0 % | 2 |" in text
     assert "on 2 cores with a load of 2 to 2, commit 012345678" in text
     assert "| no divergence | 0 rounds with two states | met |" in text
 
@@ -332,6 +335,14 @@ def test_the_docs_show_the_record():
     if not any(path.exists() for path in campaign.RECORDS.values()):
         pytest.skip("no record of a campaign: run benchmarks/campaign.py with --record")
     assert (ROOT / "docs" / "results" / "campaign.md").read_text() == campaign.page_text()
+
+
+def test_the_docs_tell_how_long_it_takes_to_recover():
+    blows, network = (read(campaign.RECORDS[kind])[-1] for kind in ("blows", "network"))
+    rows = (ROOT / "docs" / "distributed.md").read_text().splitlines()
+    for what, told in verdict.recoveries(blows, network).items():
+        (row,) = [row for row in rows if row.startswith(f"| {what} |")]
+        assert row.endswith(f"| {told} |")
 
 
 def test_a_folder_of_other_options_is_refused(tmp_path):

@@ -243,7 +243,7 @@ class Bad(SimulatedEngine):
         super().__init__(workers)
         self.attack, self.bad = attack, range(workers - attackers, workers)
 
-    def gather(self, frames: Any) -> Any:
+    def gather(self, frames: Any, size: int) -> Any:
         found = {k: np.array(frame) for k, frame in frames.items()}
         honest = [found[k][HEADER:].view(np.float32) for k in found if k not in self.bad]
         for k in self.bad:

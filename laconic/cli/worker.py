@@ -76,7 +76,8 @@ class Connection:
     so that of two workers both are needed; 1: go on even if a single one is left, alone."""
     grace: float | None = None
     """Seconds that a round waits for slower workers once --min-workers are ready; it then goes on
-    without them, and what they send late does not count. By default it waits for all that live."""
+    without them; --late, after --, says what becomes of what they send late. By default it waits
+    for all that live."""
     waits: tyro.conf.OmitArgPrefixes[Waits] = field(default_factory=Waits)
     tls: tyro.conf.OmitArgPrefixes[TlsFiles] = field(default_factory=TlsFiles)
 

@@ -94,8 +94,9 @@ class Engine(Protocol):
         """Agree on who takes part, saying which state this process holds. Blocks."""
         ...
 
-    def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
-        """Every frame of the last quorum by worker id; raises `Interrupted`."""
+    def gather(self, frames: Mapping[int, Frame], size: int) -> dict[int, Frame]:
+        """Every frame of the last quorum by worker id; raises `Interrupted`. `size`: the bytes of
+        one now, at most those agreed on; only these need to arrive."""
         ...
 
     def commit(self, ok: bool, digest: Digest) -> bool:
@@ -127,7 +128,7 @@ class SimulatedEngine:
         """Everyone, following the one state there is."""
         return Quorum(self.mine, round, digest, self.mine)
 
-    def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
+    def gather(self, frames: Mapping[int, Frame], size: int) -> dict[int, Frame]:
         """The same frames."""
         return dict(frames)
 

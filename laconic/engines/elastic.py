@@ -261,13 +261,13 @@ class ElasticEngine:
             self._awaits_until = time.monotonic() + seconds
         return self._awaits
 
-    def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
+    def gather(self, frames: Mapping[int, Frame], size: int) -> dict[int, Frame]:
         """An all-gather of one frame a worker, in the order of worker ids."""
         if self._plan is None:
             raise Interrupted("there is no quorum to gather in.")
         workers = self._plan.quorum.workers
-        own = self._fit(frames[self.worker])
-        rooms = {w: self._room(w) for w in workers if w != self.worker}
+        own = self._fit(frames[self.worker], size)
+        rooms = {w: self._room(w)[:size] for w in workers if w != self.worker}
         self.exchange(dict.fromkeys(rooms, (own,)), {w: (room,) for w, room in rooms.items()})
         return {worker: rooms.get(worker, own) for worker in workers}
 
@@ -278,13 +278,13 @@ class ElasticEngine:
         self._links.ready()
         self._links.exchange(sends, into)
 
-    def _fit(self, frame: Frame) -> np.ndarray:
-        """Exactly the agreed number of bytes: others expect no more and no less."""
+    def _fit(self, frame: Frame, size: int) -> np.ndarray:
+        """Exactly so many bytes: others expect no more and no less."""
         array = np.frombuffer(frame, np.uint8)
-        if array.size == self._size:
-            return array
-        fitted = new_frame(self._size)
-        fitted[: array.size] = array[: self._size]
+        if array.size >= size:
+            return array[:size]
+        fitted = new_frame(size)
+        fitted[: array.size] = array
         return fitted
 
     def _room(self, worker: int) -> np.ndarray:

@@ -110,7 +110,6 @@ class JaxDistributedEngine:
         self, size: int, structure: bytes, snapshot: Snapshot, bounds: Bounds = Bounds()
     ) -> None:
         """Check that all run the same thing."""
-        self._size = size
         self._snapshot = snapshot
         everyone = self._all_gather(np.frombuffer(structure, np.uint8))
         if not np.all(everyone == everyone[0]):
@@ -140,11 +139,11 @@ class JaxDistributedEngine:
         sends = self.mine[0] == source
         return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source=sends))
 
-    def gather(self, frames: Mapping[int, Frame]) -> dict[int, Frame]:
+    def gather(self, frames: Mapping[int, Frame], size: int) -> dict[int, Frame]:
         """One all-gather over the mesh of all processes."""
-        own = np.frombuffer(frames[self.mine[0]], np.uint8)[: self._size]
-        if own.size < self._size:
-            own = np.pad(own, (0, self._size - own.size))
+        own = np.frombuffer(frames[self.mine[0]], np.uint8)[:size]
+        if own.size < size:
+            own = np.pad(own, (0, size - own.size))
         return dict(enumerate(self._all_gather(own))) | {self.mine[0]: own}
 
     def _all_gather(self, own: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ from laconic.errors import LaconicError
 
 BEATS = 10  # signs of life in the time after which a worker counts as silent
 RETRY = 1.0  # seconds between calls to one that could not be reached
+LOOK = 0.5  # seconds to wait for a call before we ask whether the caller is there at all
 PAUSE = 0.02  # seconds before a call is repeated that was cut off
 
 
@@ -128,11 +129,12 @@ class Links:
         """Wait until all peers are linked; raises `Interrupted`."""
         group = self._group
         with self._changed:
-            missing = self._wait(group, self._silence / 2)
-            # One that does not call may wait for us no more; whether it is there we can ask.
+            first = min(LOOK, self._silence / 2)
+            missing = self._wait(group, first)
+            # One that does not call may wait for us no more, or be gone; we can ask.
             for peer in missing:
                 threading.Thread(target=self._look_for, args=(group, peer), daemon=True).start()
-            missing = self._wait(group, self._silence / 2)
+            missing = self._wait(group, self._silence - first)
             if missing and not group.fault:
                 silent = missing - group.heard
                 self._unreachable |= {peer: group.peers[peer] for peer in silent}
@@ -148,11 +150,23 @@ class Links:
         return group.peers.keys() - group.links.keys()
 
     def _look_for(self, group: _Group, peer: int) -> None:
-        with contextlib.suppress(OSError, LaconicError):
-            deadline = time.monotonic() + self._silence / 2
+        deadline = time.monotonic() + self._silence / 2
+        try:
             self._reach(peer, group.peers[peer], greeting.NO_GROUP, deadline).close()
+        except ConnectionRefusedError as error:  # nobody listens there: it has ended
+            self._give_up(group, peer, error)
+        except (OSError, LaconicError):
+            return
+        else:
             with self._changed:
                 group.heard.add(peer)
+
+    def _give_up(self, group: _Group, peer: int, error: Exception) -> None:
+        """Break the group, since this peer cannot be linked."""
+        with self._changed:
+            if group is self._group and not group.fault:
+                self._unreachable[peer] = group.peers[peer]
+            self._break(group, f"worker {peer} cannot be reached: {_reason(error)}")
 
     def leave(self) -> None:
         """Let go of all links, which interrupts all who still wait at their other ends."""
@@ -171,10 +185,7 @@ class Links:
                 time.sleep(PAUSE)
                 continue
             except (OSError, LaconicError) as error:
-                with self._changed:
-                    if group is self._group and not group.fault:
-                        self._unreachable[peer] = address
-                    self._break(group, f"worker {peer} cannot be reached: {_reason(error)}")
+                self._give_up(group, peer, error)
                 return
             with self._changed:
                 self._add(group, peer, one)

@@ -15,7 +15,16 @@ import numpy as np
 from laconic.data.feed import Streamed
 from laconic.engines.base import Digest, Quorum
 from laconic.engines.replica import Measured, Programs, Replica
-from laconic.engines.wire import EMPTY, HEADER, Header, Seal, fill_frame, new_frame, sign_frame
+from laconic.engines.wire import (
+    EMPTY,
+    HEADER,
+    Header,
+    Seal,
+    fill_frame,
+    header_of,
+    new_frame,
+    sign_frame,
+)
 from laconic.errors import LaconicError
 from laconic.round import ClientState
 
@@ -133,6 +142,18 @@ class LocalWorkers:
             fill_frame(layout, header, frame=room[: layout.frame])
             found[worker] = self._sign(room, quorum.round)
         return found
+
+    def late(self, quorum: Quorum) -> dict[int, Signed]:
+        """The messages of the round before, signed anew for this one. Their Δ are what the weights
+        of that round moved by."""
+        self.round, layout = quorum.round, self._programs.at(quorum.round).layout
+        for worker, one in self.signed().items():
+            room = self._rooms[worker][self.round % 2]
+            room[:] = one.frame
+            header = header_of(room)._replace(round=self.round, origin=quorum.digest)
+            fill_frame(layout, header, frame=room[: layout.frame])
+            self._signed[worker] = self._threads.submit(self._sign, room, self.round)
+        return self.signed()
 
     def settle(self, replica: Replica, healed: bool) -> None:
         """After the round: keep a worker's new state only if its message counted. The next round

@@ -26,12 +26,14 @@ from laconic.engines.local_workers import LocalWorkers, Seconds, Signed
 from laconic.engines.replica import Judged, Measured, Programs, Replica
 from laconic.engines.wire import HEADER, Seal, new_frame
 from laconic.errors import LaconicError
+from laconic.fragments import Fragments
 from laconic.method import Method, Setting
 from laconic.store import checkpoint
 from laconic.tasks.base import Task
 
 BEFORE_QUORUM, BEFORE_GATHER = "before quorum", "between quorum and gather"
 BEFORE_COMMIT, AFTER_COMMIT = "between gather and commit", "after commit"
+DROP, NEXT = "drop", "next"  # what becomes of a message that is late for its round
 KEPT = 2  # states held for peers that are behind: the present one and the one before
 
 
@@ -115,6 +117,20 @@ def _verdicts(
     }
 
 
+def check_late(late: str, fragments: Fragments) -> None:
+    """Refuse what cannot become of a late message."""
+    if late not in (DROP, NEXT):
+        raise LaconicError(
+            f"a message that is late for its round is dropped ({DROP}) or counts in the {NEXT} "
+            f"one, got late {late!r}."
+        )
+    if late == NEXT and fragments.active:
+        raise LaconicError(
+            "late messages of fragments are dropped: a worker that is behind goes on from the "
+            "global weights, which its own have left. Leave out late, or fragments, delay and mix."
+        )
+
+
 def checkpoint_path(folder: Path, engine: Engine) -> Path:
     """Where the process with this engine keeps its checkpoint."""
     return folder / f"worker-{engine.mine[0]}.safetensors"
@@ -134,6 +150,7 @@ class Loop:
         folder: str | Path | None = None,
         checkpoint_every: int = 0,
         norm_limit: float = guard.LIMIT,
+        late: str = DROP,
         running: str = "",
         devices: Sequence[Any] = (),
         at: Callable[[str, int], None] = lambda point, round: None,
@@ -144,6 +161,7 @@ class Loop:
 
         checkpoint_every: in rounds; 0: only at the end
         norm_limit: the largest norm a message may have, as a multiple of the usual one
+        late: "next" has a message that is late for its round count in the one after it, "drop" not
         running: what all processes must train, in words; those with other words are refused
         devices: those over which each local step's minibatch is split; none: the usual one does all
         at: is called with (point, round) at each named point of the protocol
@@ -164,7 +182,9 @@ class Loop:
                 "a worker that exchanges fragments has one device: leave out --devices, or "
                 "fragments, delay and mix."
             )
+        check_late(late, setting.fragments)
         self.setting = setting
+        self.late = late
         self.last = setting.rounds  # fewer if all processes agree to stop early
         self.engine = engine
         self.seal = seal
@@ -183,6 +203,7 @@ class Loop:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="laconic-sign")
         self._held: dict[Digest, Replica] = {}
         self._notes: list[str] = []
+        self._lived = False  # whether this process has finished an exchange
         self._afresh = False  # local state that no checkpoint gave, before its first round
         self.final: tuple[Replica, Digest] | None = None  # the state after all rounds
         self._tally = Tally()
@@ -242,6 +263,7 @@ class Loop:
             return replica, digest, None
         local.settle(replica, new.healed)
         self._afresh = False
+        self._lived = True
         tally.healed |= new.healed
         tally.exchanges += 1
         self.at(AFTER_COMMIT, quorum.round)
@@ -276,6 +298,8 @@ class Loop:
     def _exchange(self, replica: Replica, local: LocalWorkers, digest: Digest) -> Exchanged:
         """Quorum, gather, outer step and commit; there are no verdicts if the others are done."""
         now, seconds = int(replica.round), self._tally.seconds
+        # An earlier process may have sent the message of our first exchange.
+        late_in = now + 1 if self.late == NEXT and self._lived else None
         while True:
             self._tally.attempts += 1
             try:
@@ -287,11 +311,19 @@ class Loop:
                 if quorum.round >= self.exchanges:  # the others are done: nothing to gather
                     return Exchanged(*self._take_over(quorum), quorum, True, None, time.time())
                 with seconds.spent("check"):
-                    own = local.nothing(quorum) if behind else local.signed()
+                    if not behind:
+                        own, late_in = local.signed(), None  # from now on it may have counted
+                    elif quorum.round == late_in:
+                        own = local.late(quorum)
+                        self._notes.append(f"sent its message of round {now + 1} a round late")
+                    else:
+                        own = local.nothing(quorum)
                 if len(quorum.sources) < len(quorum.workers):
                     self.handing_on()
                 with seconds.spent("gather"):
-                    frames = self.engine.gather({worker: one.frame for worker, one in own.items()})
+                    ours = {worker: one.frame for worker, one in own.items()}
+                    size = self.programs.at(quorum.round).layout.frame
+                    frames = self.engine.gather(ours, size)
                     if behind:  # only now, so that no peer waits for it in the gather
                         replica, digest = self._take_over(quorum)
                 break

@@ -189,6 +189,11 @@ def fill_frame(
     return frame
 
 
+def header_of(frame: np.ndarray) -> Header:
+    """What a frame of our own says about itself; a frame that came is opened by `open_frame`."""
+    return Header(*FIELDS.unpack_from(frame.data, 0)[2:])
+
+
 def sign_frame(seal: Seal, frame: np.ndarray, folded: np.ndarray) -> np.ndarray:
     """The same frame, its header and the fold of its body signed in place."""
     frame[SIGNED:HEADER] = np.frombuffer(seal.sign(frame[:SIGNED], folded), np.uint8)

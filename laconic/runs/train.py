@@ -19,7 +19,15 @@ from laconic.compress import parse_compressor
 from laconic.engines.base import Engine, Refused, SimulatedEngine
 from laconic.engines.fragments import FragmentPrograms
 from laconic.engines.identity import Identity, code_version, short_hash
-from laconic.engines.loop import BEFORE_QUORUM, Loop, Report, checkpoint_path, row_of
+from laconic.engines.loop import (
+    BEFORE_QUORUM,
+    DROP,
+    Loop,
+    Report,
+    check_late,
+    checkpoint_path,
+    row_of,
+)
 from laconic.engines.machine import Devices, check_devices, local_devices
 from laconic.engines.wire import Seal
 from laconic.errors import CannotBegin, LaconicError, require_positive
@@ -119,6 +127,9 @@ class TrainConfig:
     """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
     mix: float = 0.0
     """The share of its own weights that a worker keeps when a fragment arrives."""
+    late: str = DROP
+    """What becomes of the message of a worker that a round did not wait for, between processes:
+    drop, or next to have it count in the next round."""
     out: Path | None = None
     """The folder to write, new or empty; by default runs/TASK-TIME."""
 
@@ -285,6 +296,7 @@ def parts_of(config: TrainConfig) -> tuple[Method, Setting]:
     )
     compressor = parse_compressor(config.compress)
     aggregate = parse_aggregate(config.aggregate)
+    check_late(config.late, setting.fragments)
     method = parse_method(config.optimizer, config.workers, compressor, "train", aggregate)
     K, H = method.budget(config.workers, config.local_steps)
     check_workers(method, K)
@@ -320,6 +332,8 @@ def run_name(config: TrainConfig) -> str:
     without = OWN if config.patience is not None else (*OWN, "patience", "evaluate_every")
     if not _fragments(config).active:
         without = (*without, "fragments", "delay", "mix")
+    if config.late == DROP:
+        without = (*without, "late")
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     if config.aggregate == MEAN:
         del said["aggregate"]  # as in runs that were begun before there was another
@@ -453,6 +467,7 @@ class Part:
             folder=self.folder.path,
             checkpoint_every=self.config.checkpoint_every,
             norm_limit=self.config.norm_limit,
+            late=self.config.late,
             at=self._at,
             running=digests_of(self.folder.header["task"]),
             devices=local_devices(self.config.devices, self.config.batch),

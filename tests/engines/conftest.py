@@ -1,4 +1,7 @@
-"""One nursery for all tests of real processes; it takes seconds to import what workers need."""
+"""One nursery for all tests of real processes, since it takes seconds to import what workers need;
+and certificates."""
+
+import subprocess
 
 import pytest
 
@@ -31,3 +34,22 @@ def cluster(nursery, tmp_path):
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """`files("worker")`: a certificate that the one authority signed, "other": one of another."""
+    from laconic.engines.tls import TlsFiles
+
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    for ca, name in (("ca", "worker"), ("ca2", "other")):
+        openssl("req", "-x509", *kind, "-subj", "/CN=ca", "-keyout", f"{ca}.key", "-out", ca)
+        openssl("req", *kind, "-subj", "/CN=w", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        sign = ("-CA", ca, "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2", "-out", name)
+        openssl("x509", "-req", "-in", f"{name}.csr", *sign)
+    return lambda name: TlsFiles(folder / name, folder / f"{name}.key", folder / "ca")

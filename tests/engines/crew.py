@@ -115,7 +115,7 @@ class Crew:
         while not self._stop.is_set():
             try:
                 quorum: Quorum = engine.quorum(now, digest)
-                frames = engine.gather({engine.worker: frame})
+                frames = engine.gather({engine.worker: frame}, len(frame))
             except Interrupted as error:
                 self.told[engine.worker].append(str(error))
                 engine.commit(False, digest)

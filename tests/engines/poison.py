@@ -79,9 +79,9 @@ def poisoned(
 ) -> Callable[..., Any]:
     """An engine's gather that sends something bad in the given rounds."""
 
-    def spoiled(frames: Mapping[int, Any]) -> Any:
+    def spoiled(frames: Mapping[int, Any], size: int) -> Any:
         frame = np.frombuffer(frames[worker], np.uint8)
         kind = kinds.get(struct.unpack_from("<Q", frame, FIELDS.size - 28)[0])
-        return gather({worker: frame if kind is None else spoil(frame, kind, seal)})
+        return gather({worker: frame if kind is None else spoil(frame, kind, seal)}, size)
 
     return spoiled

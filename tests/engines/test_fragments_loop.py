@@ -2,6 +2,7 @@
 left out."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 from laconic.compress import parse_compressor
 from laconic.engines.base import Interrupted, Quorum, SimulatedEngine
+from laconic.engines.elastic import ElasticEngine, Timeouts
+from laconic.engines.lighthouse import Lighthouse
 from laconic.engines.loop import Loop
+from laconic.engines.stream import HEAD
 from laconic.engines.wire import Seal
 from laconic.fragments import Fragments, fragmented_round, init_fragments
 from laconic.method import Setting, local_method
@@ -132,7 +136,7 @@ class Member(SimulatedEngine):
         self.now = best
         return Quorum((0, 1), best, said[sources[0]][1], sources)
 
-    def gather(self, frames):
+    def gather(self, frames, size):
         if self.alone:
             return dict(frames)
         (frame,) = frames.values()
@@ -172,6 +176,32 @@ def test_a_worker_that_comes_late_catches_up_and_broken_exchanges_are_made_again
     assert [r.attempts for r in found[0]] == [1, 1, 2, 2]
     assert all(not r.excluded for r in [*found[0], *found[1]])
     assert sorted(found[0][-1].losses) == [0, 1]
+
+
+@pytest.mark.slow
+def test_over_links_it_is_the_simulator_and_a_fragment_costs_its_own_bytes():
+    """With LOpt-A and a state of it a fragment. Small fragments are not filled up."""
+    fragments = Fragments(3, 2, 0.5)
+    lighthouse = Lighthouse("127.0.0.1:0", SEAL, silence=60.0)
+    address, waits = lighthouse.address(), Timeouts(silence=60.0)
+    loops = [
+        loop(ElasticEngine(w, K, address, SEAL, timeouts=waits), fragments, LOPT_A)
+        for w in range(K)
+    ]
+    try:
+        with ThreadPoolExecutor(K) as threads:
+            found = list(threads.map(lambda one: list(one.rounds()), loops))
+    finally:
+        lighthouse.shutdown()
+    for worker, reports in enumerate(found):
+        assert [report.digest for report in reports] == [report.digest for report in found[0]]
+        frames = sum(loops[worker].programs.at(f).layout.frame for f in range(3))
+        messages = (K - 1) * (frames + 3 * HEAD.size)
+        for report in reports:
+            beats = report.sent - messages
+            assert 0 <= beats <= 50 * HEAD.size
+            assert beats % HEAD.size == 0
+    assert_same(found[0], simulated(fragments, LOPT_A))
 
 
 def test_a_worker_of_several_devices_is_refused(raises_clearly):

@@ -3,7 +3,6 @@ a dead or silent peer interrupts at once."""
 
 import contextlib
 import socket
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -163,6 +162,17 @@ def test_one_who_is_gone_is_told_at_once_and_called_again_until_back(party, monk
     wait_for(lambda: two.links[1].unreachable == ())
 
 
+def test_one_who_was_to_call_and_has_ended_is_not_waited_for(party):
+    """A worker that dies between the quorum and its call to one with a lower id."""
+    two = party(2, silence=60.0)
+    peers = two.peers(0)
+    two.links[1].close()
+    two.links[0].begin("g", peers)
+    with pytest.raises(Interrupted, match="worker 1 cannot be reached"):
+        two.links[0].ready()
+    assert two.links[0].unreachable == (1,)
+
+
 def wait_for(condition, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -315,7 +325,7 @@ def test_an_impostor_is_not_linked(party):
 
 
 def test_many_idle_strangers_take_a_bounded_number_of_descriptors(party):
-    two = party(2)
+    two = party(2, silence=20.0)
     where = split_address(two.links[0].address)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(socket.create_connection(where, 5.0)) for _ in range(5 * ROOM)]
@@ -359,23 +369,6 @@ def test_no_descriptor_left_is_waited_out(party, monkeypatch):
 
 
 # --- TLS ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """`files("worker")`: a certificate that the one authority signed, "other": one of another."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    for ca, name in (("ca", "worker"), ("ca2", "other")):
-        openssl("req", "-x509", *kind, "-subj", "/CN=ca", "-keyout", f"{ca}.key", "-out", ca)
-        openssl("req", *kind, "-subj", "/CN=w", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        sign = ("-CA", ca, "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2", "-out", name)
-        openssl("x509", "-req", "-in", f"{name}.csr", *sign)
-    return lambda name: TlsFiles(folder / name, folder / f"{name}.key", folder / "ca")
 
 
 @pytest.mark.parametrize("size", [10, LARGE])

@@ -275,9 +275,9 @@ class Lagging(SimulatedEngine):
         sources = tuple(w for w in self.mine if w != 1 or round != 2)
         return super().quorum(round, digest)._replace(sources=sources)
 
-    def gather(self, frames):
+    def gather(self, frames, size):
         self.look()
-        return super().gather(frames)
+        return super().gather(frames, size)
 
 
 def test_before_another_takes_over_the_state_what_led_to_it_is_handed_on():

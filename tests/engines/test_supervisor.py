@@ -157,6 +157,16 @@ def test_who_dies_too_often_ends_the_group_with_one_error(quick, raises_clearly)
     ] * 3
 
 
+def test_one_who_is_refused_is_not_restarted(quick, raises_clearly):
+    """Other code, settings or token would be refused again."""
+    told = Told()
+    refused = python("import sys; print('error: other code', file=sys.stderr); exit(3)")
+    group, _ = supervise({}, {"w": refused}, 50, told)
+    with raises_clearly("w died; the last time it ended with status 3", "other code"), group:
+        run_out(group)
+    assert told == []
+
+
 def test_one_who_says_nothing_is_quoted_as_such(raises_clearly):
     group, _ = supervise({}, {"w": python("import os; os.kill(os.getpid(), 11)")})
     with (
