@@ -7,10 +7,11 @@ parameters,
     v ← 0.99·v + 0.01·Δ²,  q ← 0.95·q + 0.05·mean(Δ²),  m = 0.1·b_0.9  (with a hat: bias-corrected)
     s = √q̂,  o = tanh(head(inputs))
     step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + 1.2·o₁)·b_μ + 0.5·o₂·b_0.5 + 0.1·o₃·b_0.99
-                        + o₄·s·m̂/(√v̂ + 0.1·s)]
+                        + 3·o₄·s·m̂/(√v̂ + 0.1·s)]
 
 The inputs (`INPUTS`) are ratios and counts, so a step scales with Δ and p, and every tensor is on
-its own. With a zero last layer o = 0, and the step is Nesterov's with rate ρ and momentum μ.
+its own. With a zero last layer o = 0, and the step is Nesterov's with rate ρ and momentum μ. Gates, if
+there are any, add bounded shares of Δ, momentum and Adam-like directions, parameter by parameter.
 """
 
 import math
@@ -86,6 +87,7 @@ class RelativeOptimizer(RelativeArchitecture):
         rate: ρ, the rate of the Nesterov step that it begins with.
         momentum: μ, its momentum: 0.5, 0.9 or 0.99.
         hidden: width of the hidden layer.
+        gates: width of the hidden layer of gates for each parameter; 0: none.
         inputs: the names of its inputs, all that there are or some of them.
 
     Example:
