@@ -10,8 +10,8 @@ parameters,
                         + 3·o₄·s·m̂/(√v̂ + 0.1·s)]
 
 The inputs (`INPUTS`) are ratios and counts, so a step scales with Δ and p, and every tensor is on
-its own. With a zero last layer o = 0, and the step is Nesterov's with rate ρ and momentum μ. Gates, if
-there are any, add bounded shares of Δ, momentum and Adam-like directions, parameter by parameter.
+its own. With a zero last layer o = 0, and the step is Nesterov's with rate ρ and momentum μ. Gates,
+if there are any, add bounded shares of Δ, momentum and Adam-like directions to each parameter's.
 """
 
 import math
