@@ -8,7 +8,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-distributed smoke test test-slow test-all lint types format docs docs-serve docs-check dist bench clean
+.PHONY: help demo demo-distributed smoke test test-slow test-all lint types format docs docs-serve docs-check evidence-check dist bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ docs-serve: $(VENV)/.docs  ## show the documentation in a browser, and follow wh
 
 docs-check: $(VENV)/.core  ## run all code of README and the how-to pages in fresh environments, half an hour; PAGES=… for some
 	$(BIN)/python tests/check_pages.py --record results/docs-check.jsonl $(if $(PAGES),--pages $(PAGES))
+
+evidence-check: $(VENV)/.core  ## recompute the numbers of README, docs and cards from the records, without the package
+	$(BIN)/python -m evidence.check
 
 dist: $(VENV)/.dev  ## build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation

@@ -5,6 +5,7 @@
 On a CUDA device if there is one, else on the CPU. Medians of single steps, after one that makes the
 states: seconds, and on a CPU the seconds that its cores worked. The last line is one JSON object.
 """
+# pyright: reportMissingImports=false
 
 import argparse
 import json

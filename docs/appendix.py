@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.reproduce import named_experiment
-from laconic.reproduce.outcome import tables
+from laconic.reproduce.outcome import read_outcome, tables
+from laconic.reproduce.panel_show import COLUMNS
 from laconic.show.summary import summary_table
 from laconic.show.sweep import ranking_text
+from laconic.show.table import count, with_error
 from laconic.store.records import read
 
 ROOT = Path(__file__).parents[1]
@@ -81,10 +82,9 @@ def sweep(folder: Path) -> str:
 
 def experiment_tables(folder: Path) -> list[str]:
     """The tables of an experiment of the paper as Markdown, made from its last record."""
-    last = records_of(folder)[-1]
-    whole = named_experiment(last["name"]).at_scale(last["scale"])
-    done = whole.narrowed(set(whole.names()) - set(last.get("left", [])))
-    return [markdown(table.headers, table.rows) for table in tables(done, last["rows"])]
+    outcome = read_outcome(folder, records_of(folder)[-1])
+    found = tables(outcome.experiment, outcome.record["rows"])
+    return [markdown(table.headers, table.rows) for table in found]
 
 
 def experiment_section(folder: Path) -> str:
@@ -135,6 +135,37 @@ def meta_trainings() -> str:
     return markdown([*headers, "best φ at step", "its score"], rows)
 
 
+def beside_the_paper() -> str:
+    """Our numbers beside the paper's: better or worse where our 95 % interval and two of the
+    paper's errors leave no overlap. It stands in docs/results/not-reproduced.md."""
+    rows = []
+    for name in ("table-speedup", "table-rounds", "fig-large"):
+        folder = RESULTS / "reproduce" / f"{name}-full"
+        outcome = read_outcome(folder, records_of(folder)[-1])
+        titles = {part.name: part.title for part in outcome.experiment.parts}
+        for row in outcome.record["rows"]:
+            learned_or_tuned = row["label"] not in ("Local SGD", "SGD", "SGD (K·H steps)")
+            if row.get("in_paper") and row["panel"] in titles and learned_or_tuned:
+                unit = "×" if row["metric"] == "speedup" else ""
+                theirs = with_error(row["paper"], row["paper_error"], unit)
+                theirs = theirs if unit else count(row["paper"])
+                own = COLUMNS[row["metric"]].text(row["ours"], row.get("interval"))
+                what = f"{titles[row['panel']]}: {'speedup' if unit else 'rounds to 0.2'}"
+                rows.append([what, row["label"], own, theirs, _judged(row)])
+    return markdown(["setting", "method", "here", "the paper", "here it is"], rows)
+
+
+def _judged(row: dict[str, Any]) -> str:
+    if row["ours"] is None or row["paper"] is None:
+        return "worse" if row["paper"] is not None else "–"
+    low, high = (row["ours"] if end is None else end for end in row["interval"])
+    reach = 2 * (row["paper_error"] or 0.0)
+    if low <= row["paper"] + reach and high >= row["paper"] - reach:
+        return "as good"
+    more = row["ours"] > row["paper"]
+    return "better" if more == (row["metric"] == "speedup") else "worse"
+
+
 def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [headers, ["---"] * len(headers), *rows]
@@ -159,9 +190,10 @@ def pages() -> dict[str, str]:
         "appendix-comparisons.md": page(
             "Appendix: comparisons",
             "Every comparison on record, by its folder in `results/`. Bold is best; ± is a standard"
-            " error over seeds. Numbers after a name are SlowMo's γ / α / β, FedAdam's γ / η, or a"
-            " learning rate; point at a name for the whole word. \\* marks numbers chosen, or an"
-            " optimizer meta-trained, on the task itself.",
+            " error over seeds, and brackets hold a 95 % interval over seeds. Numbers after a name"
+            " are SlowMo's γ / α / β, FedAdam's γ / η, or a learning rate; point at a name for the"
+            " whole word. \\* marks numbers chosen, or an optimizer meta-trained, on the task"
+            " itself.",
             [comparison(path) for path in others],
         ),
         "appendix-general.md": page(

@@ -5,6 +5,7 @@ python examples/hf_trainer.py [--folder runs/hf] [--workers 2] [--steps 24]
 
 A run that was stopped goes on from the last checkpoint of all workers when it is started again.
 """
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import argparse
 import hashlib
@@ -89,9 +90,15 @@ def newest(folder, workers):
 
 def train(group, folder, steps):
     torch.manual_seed(0)  # the same weights everywhere
-    sizes = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "max_position_embeddings": CONTEXT}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=BYTES, **sizes, **heads))
+    config = LlamaConfig(
+        vocab_size=BYTES,
+        hidden_size=48,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+    )
+    model = LlamaForCausalLM(config)
     mine, done = folder / f"worker-{group.rank()}", newest(folder, group.size())
     resumed = mine / f"checkpoint-{done}" if done else None
     for path in mine.glob("checkpoint-*"):
@@ -101,7 +108,6 @@ def train(group, folder, steps):
     rows = [
         {"input_ids": row, "labels": row} for row in windows(group.rank(), group.size(), CONTEXT)
     ]
-    # --8<-- [start:trainer]
     local = callback.outer.recommended_local(model.parameters())
     trainer = Trainer(
         model,
@@ -124,7 +130,6 @@ def train(group, folder, steps):
         callbacks=[callback],
     )
     trainer.train(resume_from_checkpoint=resumed and str(resumed))
-    # --8<-- [end:trainer]
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     with torch.no_grad():
         x = torch.stack([row["labels"] for row in rows[:64]])

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 4 examples/torch_sharded.py
 
 A run that was stopped goes on from its last checkpoint when it is started again.
 """
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
 import argparse
 import hashlib

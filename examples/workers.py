@@ -1,4 +1,5 @@
 """What the decoder examples share: processes on this machine, and text to train on."""
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import os
 import subprocess

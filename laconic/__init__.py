@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from laconic.runs.resume import resume
     from laconic.runs.simulate import Simulation
     from laconic.runs.sweep import SweepConfig, sweep
+    from laconic.runs.trackers import track
     from laconic.runs.train import TrainConfig, train
     from laconic.tasks.base import Aux, Task, plain_task
     from laconic.tasks.catalog import TASKS, make_task
@@ -100,6 +101,7 @@ __all__ = [
     "published",
     "resume",
     "sweep",
+    "track",
     "train",
     "worker_mesh",
 ]
@@ -125,6 +127,7 @@ _HOMES = {
     "laconic.runs.meta_train": "meta_train",
     "laconic.methods": "METHODS parse_method",
     "laconic.runs.sweep": "SweepConfig sweep",
+    "laconic.runs.trackers": "track",
     "laconic.runs.train": "TrainConfig train",
     "laconic.round": "Items RoundState Server communication_round draw_items init_round",
     "laconic.tasks.base": "Aux Task plain_task",

@@ -8,7 +8,7 @@ decodes them first.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -17,10 +17,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from laconic.errors import LaconicError, unknown
+from laconic.largest import largest
 
 Tree = Any
 BUCKET = 256  # values that share one scale when quantised
-BITS = 31  # of a float32 without its sign
+CHUNK = 4096  # at most so many entries of a tensor, 64 × 64, compete with each other in chunk-topk
+BINS, SIGMAS = 4, 6.0  # 2-bit values: so many bins of equal width within ±6σ of the mean
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,13 @@ class Quantised(NamedTuple):
     scales: jax.Array
 
 
+class Binned(NamedTuple):
+    """2-bit codes, four to a byte, and what each of them stands for."""
+
+    codes: jax.Array
+    means: jax.Array
+
+
 class Sparse(NamedTuple):
     """The values kept, encoded, and their packed positions."""
 
@@ -119,6 +128,25 @@ def quantised(width: int) -> Codec:
     return Codec(encode, decode)
 
 
+def binned() -> Codec:
+    """2-bit codes: the bin of each value among 4 within ±6σ of the mean; outliers are in the outer
+    ones. A bin is decoded as the mean of the values in it, so the sum is kept."""
+
+    def encode(x: jax.Array, key: jax.Array) -> Binned:
+        width = 2 * SIGMAS / BINS * jnp.std(x)
+        place = jnp.floor((x - jnp.mean(x)) / jnp.where(width > 0, width, 1.0))
+        codes = jnp.clip(place + BINS // 2, 0, BINS - 1).astype(jnp.uint8)
+        in_bin_BN = codes[None] == jnp.arange(BINS, dtype=jnp.uint8)[:, None]
+        totals = jnp.sum(jnp.where(in_bin_BN, x[None], 0.0), axis=1)
+        counts = jnp.sum(in_bin_BN, axis=1, dtype=jnp.float32)
+        return Binned(_pack_bits(codes, 2), totals / jnp.maximum(counts, 1.0))
+
+    def decode(payload: Binned, n: int) -> jax.Array:
+        return payload.means[_unpack_bits(payload.codes, n, 2)]
+
+    return Codec(encode, decode)
+
+
 def top_k(fraction: float, values: Codec) -> Codec:
     """Keep the ⌈fraction·n⌉ entries of largest magnitude; ties go to the lower index."""
 
@@ -132,6 +160,35 @@ def top_k(fraction: float, values: Codec) -> Codec:
         return jnp.zeros(n, jnp.float32).at[indices].set(values.decode(payload.values, k))
 
     return Codec(encode, decode)
+
+
+def chunk_top_k(fraction: float, values: Codec) -> Codec:
+    """`top_k` in every chunk of a vector; an index counts from the start of its chunk, so it takes
+    12 bits at most."""
+
+    def encode(x: jax.Array, key: jax.Array) -> Sparse:
+        count, size = chunks(x.shape[0])
+        x_CS = jnp.pad(x, (0, count * size - x.shape[0])).reshape(count, size)
+        indices_Ck = jax.vmap(lambda x_S: largest(x_S, kept(fraction, size)))(x_CS)
+        found = jnp.take_along_axis(x_CS, indices_Ck, axis=1).reshape(-1)
+        packed = _pack_bits(indices_Ck.reshape(-1), index_width(size))
+        return Sparse(values.encode(found, key), packed)
+
+    def decode(payload: Sparse, n: int) -> jax.Array:
+        count, size = chunks(n)
+        k = kept(fraction, size)
+        indices = _unpack_bits(payload.indices, count * k, index_width(size)).astype(jnp.int32)
+        starts = jnp.repeat(size * jnp.arange(count, dtype=jnp.int32), k)
+        found = values.decode(payload.values, count * k)
+        return jnp.zeros(count * size, jnp.float32).at[starts + indices].set(found)[:n]
+
+    return Codec(encode, decode)
+
+
+def chunks(n: int) -> tuple[int, int]:
+    """How many chunks n entries are cut into, and the size of each; zeros fill up the last one."""
+    count = -(-n // CHUNK)
+    return count, -(-n // count)
 
 
 def kept(fraction: float, n: int) -> int:
@@ -213,11 +270,16 @@ def _float32(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
-def error_feedback(inner: Compressor) -> Compressor:
-    """Adds what a message lost to the next Δ: e ← (Δ + e) − decode(encode(Δ + e))."""
+def error_feedback(inner: Compressor, decay: float = 1.0) -> Compressor:
+    """Adds what a message lost to the next Δ: c = Δ + decay·e;  e ← c − decode(encode(c)).
+
+    With a decay below 1, e is a momentum of what has not been sent (SparseLoCo).
+    """
 
     def encode(delta: Tree, state: Any, key: jax.Array) -> tuple[Any, Any]:
         residual, inner_state = state
+        if decay != 1:
+            residual = jax.tree.map(lambda e: decay * e, residual)
         corrected = jax.tree.map(jnp.add, delta, residual)
         payload, inner_state = inner.encode(corrected, inner_state, key)
         lost = jax.tree.map(jnp.subtract, corrected, inner.decode(payload, corrected))
@@ -226,7 +288,8 @@ def error_feedback(inner: Compressor) -> Compressor:
     def init(params: Tree) -> Any:
         return jax.tree.map(jnp.zeros_like, params), inner.init(params)
 
-    return Compressor(f"{inner.name}+ef", init, encode, inner.decode)
+    word = "ef" if decay == 1 else f"ef:{decay}"
+    return Compressor(f"{inner.name}+{word}", init, encode, inner.decode)
 
 
 # --- by name --------------------------------------------------------------------------------------
@@ -235,18 +298,28 @@ STAGES = {
     "dense": "every number as float32 (no compression)",
     "topk:F": "the fraction F of largest magnitude, over the whole model",
     "tensor-topk:F": "the fraction F of largest magnitude, in each tensor",
+    "chunk-topk:F": "the fraction F of largest magnitude, in each 4,096 entries of a tensor",
     "int8": "8-bit stochastic rounding, one scale per 256 values",
     "int4": "4-bit stochastic rounding, one scale per 256 values",
+    "int2": "2 bits: one of 4 bins within ±6σ; after tensor-topk or chunk-topk, for each tensor",
     "ef": "error feedback: remember what was lost and send it later",
+    "ef:D": "the same, what was lost counting D as much each round",
+    "sparseloco:F": "chunk-topk:F+int2+ef:0.95, by default with F = 64/4096",
 }
+SPARSE = {
+    "topk": (over_model, top_k),
+    "tensor-topk": (over_tensors, top_k),
+    "chunk-topk": (over_tensors, chunk_top_k),
+}
+VALUES = {"int8": lambda: quantised(8), "int4": lambda: quantised(4), "int2": binned}
 
 
 def parse_compressor(spec: str) -> Compressor:
     """A compressor by name.
 
     Args:
-        spec: words of `STAGES` joined by '+' in the order [topk:F][+int8|+int4][+ef], as in
-            "topk:0.01+ef", "int4", "topk:0.1+int8+ef" or "dense".
+        spec: words of `STAGES` joined by '+' in the order [topk:F][+int8|+int4|+int2][+ef], as in
+            "topk:0.01+ef", "int4", "topk:0.1+int8+ef" or "dense"; or "sparseloco" alone.
 
     Returns:
         A `Compressor`.
@@ -256,90 +329,58 @@ def parse_compressor(spec: str) -> Compressor:
         >>> parse_compressor("topk:0.01+ef").name
         'topk:0.01+ef'
     """
+    head, colon, share = spec.partition(":")
+    if head == "sparseloco" and "+" not in spec:
+        share = _fraction(spec, share) if colon else 64 / CHUNK
+        return replace(parse_compressor(f"chunk-topk:{share}+int2+ef:0.95"), name=spec)
     words = spec.split("+")
-    feedback = words[-1] == "ef"
-    words = words[:-1] if feedback else words
+    feedback, given, decay = words[-1].partition(":")
+    words = words[:-1] if feedback == "ef" else words
     if not words:
         raise LaconicError(
             "'ef' remembers what a compressor lost: name one before it, as in 'topk:0.01+ef'."
         )
+    base = _base(spec, words)
+    if feedback != "ef":
+        return base
+    if not given:
+        return error_feedback(base)
+    what = "the share of the residual that is left a round later"
+    return replace(error_feedback(base, _fraction(f"ef:{decay}", decay, what)), name=spec)
+
+
+def _base(spec: str, words: list[str]) -> Compressor:
+    """The compressor without its error feedback."""
     values, sparse = raw(), None
     for position, word in enumerate(words):
         name, _, number = word.partition(":")
-        if name in ("topk", "tensor-topk") and position == 0:
-            sparse = (name, _fraction(word, number))
-        elif name in ("int8", "int4") and not number and position == len(words) - 1:
-            values = quantised(int(name[3:]))
+        if name in SPARSE and position == 0:
+            sparse = (*SPARSE[name], _fraction(word, number))
+        elif name in VALUES and not number and position == len(words) - 1:
+            values = VALUES[name]()
         elif word == "dense" and len(words) == 1:
             continue
         elif name in {s.partition(":")[0] for s in STAGES}:
             raise LaconicError(
-                f"{word!r} is out of place in {spec!r}. The order is [topk:F][+int8|+int4][+ef]."
+                f"{word!r} is out of place in {spec!r}. The order is [topk:F][+int8|+int4|+int2]"
+                "[+ef], or sparseloco alone."
             )
         else:
             raise unknown("compressor", word, STAGES)
     name = "+".join(words)
     if sparse is not None:
-        scope = over_model if sparse[0] == "topk" else over_tensors
-        base = scope(name, top_k(sparse[1], values))
-    else:
-        base = DENSE if words == ["dense"] else over_model(name, values)
-    return error_feedback(base) if feedback else base
+        scope, codec, fraction = sparse
+        return scope(name, codec(fraction, values))
+    return DENSE if words == ["dense"] else over_model(name, values)
 
 
-def _fraction(word: str, number: str) -> float:
+def _fraction(word: str, number: str, what: str = "the fraction to keep") -> float:
     try:
         fraction = float(number)
     except ValueError:
         fraction = math.nan
     if not 0 < fraction <= 1:
         raise LaconicError(
-            f"{word!r} needs the fraction to keep, above 0 and at most 1, as in 'topk:0.01'."
+            f"{word!r} needs {what}, above 0 and at most 1, as in 'topk:0.01+ef:0.95'."
         )
     return fraction
-
-
-# Where the k largest magnitudes of a vector are, without sorting the vector. A float32 that is not
-# negative orders like its bits read as an integer, infinity above all finite numbers and NaN above
-# infinity. So the k-th largest magnitude is found one bit at a time, from the highest: a bit is in
-# it if at least k entries reach the number that the bit would make. These 31 passes only count,
-# which a GPU does many times faster than it sorts; only the k that are kept are sorted in the end.
-
-
-def largest(x_N: jax.Array, k: int) -> jax.Array:
-    """Indices [k] of the largest |x|, the largest first; equal ones in order, NaN first of all."""
-    # A CPU has a partial sort, which for k = n/100 is several times faster than 31 passes over n.
-    return jax.lax.platform_dependent(
-        jax.lax.stop_gradient(x_N),
-        cpu=lambda x: by_partial_sort(x, k),
-        default=lambda x: by_bisection(x, k),
-    )
-
-
-def by_partial_sort(x_N: jax.Array, k: int) -> jax.Array:
-    """`largest` by XLA's own top-k."""
-    return jax.lax.top_k(jnp.abs(x_N), k)[1]
-
-
-def by_bisection(x_N: jax.Array, k: int) -> jax.Array:
-    """`largest` by counting: the threshold first, then the places, then their order."""
-    size_N = jax.lax.bitcast_convert_type(jnp.abs(x_N), jnp.uint32)
-    threshold = kth_largest(size_N, k)
-    above_N, equal_N = size_N > threshold, size_N == threshold
-    room = k - jnp.sum(above_N, dtype=jnp.int32)  # of those at the threshold the first are kept
-    equal_so_far_N = jnp.minimum(jnp.cumsum(equal_N, dtype=jnp.int32), room)
-    kept_N = jnp.cumsum(above_N, dtype=jnp.int32) + equal_so_far_N
-    places_k = jnp.searchsorted(kept_N, jnp.arange(1, k + 1, dtype=jnp.int32)).astype(jnp.int32)
-    return jax.lax.sort((~size_N[places_k], places_k), num_keys=1, is_stable=True)[1]
-
-
-def kth_largest(size_N: jax.Array, k: int) -> jax.Array:
-    """The largest number below 2³¹ that at least k of N uint32 reach."""
-
-    def with_bit(i: jax.Array, found: jax.Array) -> jax.Array:
-        tried = found | jnp.uint32(1) << (BITS - 1 - i).astype(jnp.uint32)
-        return jnp.where(jnp.sum(size_N >= tried, dtype=jnp.int32) >= k, tried, found)
-
-    # The sum of nothing: inside `shard_map` it differs by device, as what is found does.
-    zero = jnp.sum(size_N[:0], dtype=jnp.uint32)
-    return jax.lax.fori_loop(0, BITS, with_bit, zero)

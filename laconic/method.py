@@ -264,6 +264,7 @@ class Definition:
     cannot: uses that the method is not for, each with the reason and what to do instead
     budget: maps (K, H) to the workers and steps really used
     given:  options that a sweep keeps the same at every point
+    compress: how its messages are compressed unless its text says otherwise; "": as in the run
     """
 
     name: str
@@ -276,6 +277,7 @@ class Definition:
     budget: Callable[[int, int], tuple[int, int]] = lambda K, H: (K, H)
     published: Published | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
+    compress: str = ""
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -64,6 +64,10 @@ def _snoo(K: int, gamma: Number, lr: Number, momentum: Number) -> Parts:
     return _nesterov(K, gamma, lr, momentum)
 
 
+def _averaged(K: int, gamma: Number, lr: Number) -> Parts:
+    return Parts(gamma, from_optax(optax.sgd(lr)))
+
+
 def _fedprox(K: int, gamma: Number, mu: Number) -> Parts:
     client = lambda task, local: proximal_client(task, local.optax(), mu)
     return Parts(gamma, OUTER["average"].make(), client)
@@ -215,6 +219,19 @@ _DEFINITIONS = (
         _nesterov,
         _outer_nesterov(1e-3, 1.0, 0.9),
         local=_MUON,
+    ),
+    Definition(
+        "sparseloco",  # Sarfi et al. (2025)
+        "AdamW locally, averaging of 2-bit top-k messages; their decayed residual is the momentum",
+        _averaged,
+        {"gamma": _gamma(1e-3), "lr": _eta(1.0)},
+        {
+            "sweep": "it has a compressor of its own: sweep diloco:momentum=0, which averages too, "
+            "with --compress sparseloco",
+            "flower": "Flower's clients send whole arrays: take diloco",
+        },
+        local=_ADAMW,
+        compress="sparseloco",
     ),
     Definition(
         "snoo",  # Kallusky et al. (2025); the numbers are MuLoCo's for one worker
@@ -422,7 +439,8 @@ def parse_method(
             optimizer: sgd, adamw or muon), clip= (gradient norm) and decay= (weight decay), where 0
             is off.
         K: how many workers there will be.
-        compressor: how messages are compressed if the text does not say; dense if left out.
+        compressor: how messages are compressed if neither the text nor the method says; dense if
+            left out.
         use: "train" or "flower", to refuse a method that cannot be used for that.
         aggregate: how messages become one if the text does not say; the weighted mean if left out.
 
@@ -441,7 +459,8 @@ def parse_method(
     definition = definition_of(spec.partition(":")[0], use)
     given = _given(spec, definition, COMMON)
     client, outer = definition.build(K, given)
-    how = parse_compressor(given["compress"]) if given.get("compress") else compressor or DENSE
+    named = given.get("compress") or definition.compress
+    how = parse_compressor(named) if named else compressor or DENSE
     sha256 = definition.published.sha256 if definition.published else None
     label = given.get("label") or spec
     if given.get("aggregate"):

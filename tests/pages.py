@@ -22,6 +22,8 @@ HOW_TOS = [
     ROOT / "docs" / "federated.md",
     ROOT / "docs" / "flower.md",
     ROOT / "docs" / "distributed.md",
+    ROOT / "docs" / "hub.md",
+    ROOT / "docs" / "tracking.md",
     ROOT / "docs" / "pytorch.md",
     ROOT / "docs" / "server-step.md",
     ROOT / "docs" / "extending.md",
@@ -35,6 +37,8 @@ MODULES = {
     "hf": "transformers",
     "flower": "flwr",
     "flax": "flax",
+    "hub": "huggingface_hub",
+    "track": "wandb",
 }
 
 # --- what is not run as it stands -----------------------------------------------------------------
@@ -62,6 +66,8 @@ LEFT_OUT = {
     "make ": "the Makefile's targets are run by the workflows",
     "pip install": "the check in fresh environments installs each page's extras",
     "HOST:PORT": "a placeholder",
+    "USER/REPO": "a placeholder",
+    "my-optimizer/model": "what pull USER/REPO fetched",
 }
 FEW = "--rounds 2 --workers 2 --batch 4"
 META = (

@@ -102,6 +102,55 @@ def topk_per_tensor(tree: Tree, fraction: float) -> Tree:
     return {name: topk_global({name: x}, fraction)[name] for name, x in tree.items()}
 
 
+def chunks_of(n: int, most: int = 4096) -> list[tuple[int, int]]:
+    """(start, end) of the chunks of n entries: as few as can be, all of one size; the last ends
+    where that size does, even if this is past n."""
+    count = math.ceil(n / most)
+    size = math.ceil(n / count)
+    return [(i * size, (i + 1) * size) for i in range(count)]
+
+
+def chunk_topk_indices(vector: Array, fraction: float) -> list[int]:
+    """Where the largest of each chunk lie, chunk after chunk; beyond the end there are zeros."""
+    found = []
+    for start, end in chunks_of(len(vector)):
+        part = np.zeros(end - start)
+        part[: len(vector[start:end])] = vector[start:end]
+        found += [start + i for i in topk_indices(part, count_kept(end - start, fraction))]
+    return found
+
+
+def bin_codes(vector: Array) -> list[int]:
+    """Which of four bins, 3σ wide, each entry is in: -6σ … -3σ … mean … 3σ … 6σ; what lies outside
+    is in the nearest, and all of it in the third if σ is 0."""
+    mean, sigma = float(np.mean(vector)), float(np.std(vector))
+    if sigma == 0:
+        return [2] * len(vector)
+    edges = [mean - 3 * sigma, mean, mean + 3 * sigma]
+    return [sum(x >= edge for edge in edges) for x in vector]
+
+
+def bin_means(vector: Array, codes: Sequence[int]) -> list[float]:
+    """The mean of what is in each bin, 0 of an empty one."""
+    inside = [[x for x, code in zip(vector, codes, strict=True) if code == b] for b in range(4)]
+    return [math.fsum(part) / len(part) if part else 0.0 for part in inside]
+
+
+def sparseloco(tree: Tree, fraction: float = 64 / 4096) -> Tree:
+    """What a receiver decodes: of each tensor's chunks the largest, each as the mean of its bin."""
+    sent = {}
+    for name, tensor in tree.items():
+        x = flatten({name: tensor})
+        indices = chunk_topk_indices(x, fraction)
+        padded = np.zeros(chunks_of(len(x))[-1][1])
+        padded[: len(x)] = x
+        codes = bin_codes(padded[indices])
+        decoded = np.zeros_like(padded)
+        decoded[indices] = np.array(bin_means(padded[indices], codes))[codes]
+        sent[name] = decoded[: len(x)].reshape(np.shape(tensor))
+    return sent
+
+
 def levels(bits: int) -> int:
     """The largest code: 127 or 7."""
     return {8: 127, 4: 7}[bits]
@@ -148,14 +197,16 @@ def topk_quantised(
 
 @dataclass
 class ErrorFeedback:
-    """corrected = Δ + e; sent = decode(encode(corrected)); e = corrected − sent; e starts at 0. One
-    object a worker."""
+    """corrected = Δ + decay·e; sent = decode(encode(corrected)); e = corrected − sent; e starts at
+    0. One object a worker."""
 
     compress: Callable[[Tree], Tree]
+    decay: float = 1.0
     e: Tree = field(default_factory=dict)
 
     def __call__(self, delta: Tree) -> Tree:
-        corrected = {name: d + self.e.get(name, np.zeros_like(d)) for name, d in delta.items()}
+        e = self.e or {name: np.zeros_like(d) for name, d in delta.items()}
+        corrected = {name: d + self.decay * e[name] for name, d in delta.items()}
         sent = self.compress(corrected)
         self.e = {name: corrected[name] - sent[name] for name in delta}
         return sent
@@ -193,6 +244,25 @@ def topk_quantised_bits(n: int, fraction: float, bits: int, bucket: int = 256) -
     """Packed indices and k quantised values."""
     k = count_kept(n, fraction)
     return index_bits(n, k) + quantised_bits(k, bits, bucket)
+
+
+def binned_bits(n: int) -> int:
+    """Four codes to a byte, and four float32 means."""
+    return 8 * math.ceil(n / 4) + 4 * 32
+
+
+def chunk_topk_bits(n: int, fraction: float, binned: bool) -> int:
+    """Of one tensor: packed indices below a chunk's size, and values as float32 or in bins."""
+    pieces = chunks_of(n)
+    size = pieces[0][1]
+    k = len(pieces) * count_kept(size, fraction)
+    return index_bits(size, k) + (binned_bits(k) if binned else 32 * k)
+
+
+def sparseloco_bits(sizes: Sequence[int], fraction: float = 64 / 4096) -> int:
+    """12 bits of index and 2 of value for each entry kept where chunks are of 4,096, and 128 bits
+    a tensor."""
+    return sum(chunk_topk_bits(n, fraction, binned=True) for n in sizes)
 
 
 def trailing_mean(curve: Sequence[float], window: int = 10) -> list[float]:

@@ -91,7 +91,7 @@ def test_bytes_hold_signed_codes_and_each_bucket_its_scale():
 
 
 def test_a_nan_or_infinity_cannot_hide():
-    for spec in ("int8", "int4"):
+    for spec in ("int8", "int4", "int2", "sparseloco"):
         compressor = parse_compressor(spec)
         for bad in (jnp.nan, jnp.inf):
             delta = {"w": jnp.array([1.0, bad, 2.0])}
@@ -107,7 +107,7 @@ def test_payload_bytes_are_the_arrays_in_order():
 
 def test_every_stage_that_is_listed_can_be_parsed():
     for stage in STAGES:
-        spec = stage.replace("F", "0.5")
-        spec = "int8+ef" if spec == "ef" else spec
+        spec = stage.replace("F", "0.5").replace("D", "0.5")
+        spec = f"int8+{spec}" if spec.startswith("ef") else spec
         assert isinstance(parse_compressor(spec), Compressor)
         assert parse_compressor(spec).name == spec

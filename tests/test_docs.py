@@ -244,6 +244,7 @@ STOPS = (  # where the commands begin to work
     ("laconic.cli.report.report_folder", stop_there),
     ("laconic.cli.reproduce.reproduce", stop_there),
     ("laconic.cli.launch.engine_entry", stop_there),
+    ("laconic.runs.trackers._require", lambda name: None),  # whatever is installed
     ("laconic.cli.train.read_train_config", stop_there),
     ("laconic.cli.worker.need_token", lambda *_: "token"),
     ("laconic.cli.worker.engine_entry", lambda *_: None),

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.compress import by_bisection, by_partial_sort, kth_largest, largest, parse_compressor
+from laconic.compress import parse_compressor
+from laconic.largest import by_bisection, by_partial_sort, kth_largest, largest
 from laconic.workers import worker_mesh
 from tests.outer.trees import QUICK
 

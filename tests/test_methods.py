@@ -10,6 +10,7 @@ import pytest
 
 from laconic import zoo
 from laconic.client import LocalOptimizer, Shared
+from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
 from laconic.method import Setting, local_method
 from laconic.methods import METHODS, definition_of, parse_method, published_methods
@@ -134,6 +135,7 @@ def test_options_are_listed():
         ("lopt-a:seed=-1", ["seed must be between 0"]),
         ("slowmo:compress=topk", ["fraction"]),
         ("slowmo:compress=zip", ["compressor", "'zip'"]),
+        ("sparseloco:lr=0", ["sparseloco: lr must be positive"]),
     ],
 )
 def test_bad_specs_say_what_is_wrong(spec, parts, raises_clearly):
@@ -291,3 +293,11 @@ def test_published_optimizers_that_cannot_be_used_say_so(shelf, raises_clearly):
         with raises_clearly("made-up.safetensors is damaged"):
             parse_method(name, 3)
     assert list(published_methods()) == ["eight"]
+
+
+def test_sparseloco_brings_its_compressor_which_its_text_may_replace():
+    run_wide = parse_compressor("int4")
+    assert parse_method("sparseloco", 8, run_wide).compressor.name == "sparseloco"
+    denser = parse_method("sparseloco:compress=sparseloco:0.03", 8, run_wide)
+    assert denser.compressor.name == "sparseloco:0.03"
+    assert parse_method("diloco", 8, run_wide).compressor.name == "int4"

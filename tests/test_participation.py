@@ -21,7 +21,9 @@ from tests.tiny import ADAMW, GAMMA, SGD, B, H, K, draw, first_state, set_up
 
 
 @pytest.mark.parametrize(
-    ("local", "spec"), [(ADAMW, "dense"), (SGD, "topk:0.4+ef")], ids=["adamw", "residuals"]
+    ("local", "spec"),
+    [(ADAMW, "dense"), (SGD, "topk:0.4+ef"), (SGD, "sparseloco:0.4")],
+    ids=["adamw", "residuals", "decayed residuals"],
 )
 def test_who_is_absent_changes_nothing_and_states_follow_the_client(local, spec):
     """Six clients, three a round by id, some of them absent: moments and residuals stay with their
@@ -74,6 +76,8 @@ class Pair:
         fraction = 1.0 if spec == "dense" else 0.4
         self.local: Any = twin.AdamW(0.003, weight_decay=0.1) if local is ADAMW else None
         self.send = twin.ErrorFeedback(lambda tree: twin.topk_global(tree, fraction))
+        if spec.startswith("sparseloco"):
+            self.send = twin.ErrorFeedback(lambda tree: twin.sparseloco(tree, fraction), 0.95)
 
     def round(self, start: Any, batches_H: np.ndarray) -> Any:
         w = start

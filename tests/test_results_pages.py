@@ -28,8 +28,9 @@ def cells_of(name: str, table: int = 0) -> list[list[str]]:
 
 
 def beside(ours: str, paper: str) -> str:
-    """A number with the paper's in brackets, both without their errors."""
-    short = ours.partition(" ±")[0]
+    """A number with the paper's in brackets, both without their errors and
+    intervals."""
+    short = re.split(r" ±| \[", ours)[0]
     return f"{short} ({paper.partition(' ±')[0]})" if paper.strip(" –") else short
 
 
@@ -115,6 +116,11 @@ def test_a_claims_numbers_are_on_its_page(claim, numbers, link):
     page = (CLAIMS.parent / link.partition("#")[0]).read_text()
     for number in re.findall(r"\d[\d.]*\d|\d", numbers):
         assert number in page, f"{claim}: {number}"
+
+
+def test_the_papers_numbers_stand_beside_ours():
+    page = (ROOT / "docs" / "results" / "not-reproduced.md").read_text()
+    assert appendix.beside_the_paper() in page
 
 
 def test_the_flower_page_shows_what_attackers_leave():

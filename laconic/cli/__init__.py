@@ -44,7 +44,7 @@ COMMANDS: dict[str, Command] = {
     "meta-train": Command(
         _from("meta_train", "run_meta_train"), "train a learned optimizer, by a recipe"
     ),
-    "zoo": Command(_from("zoo", "run_zoo"), "list, show, export or publish learned optimizers"),
+    "zoo": Command(_from("zoo", "run_zoo"), "list, show, publish, push or pull learned optimizers"),
     "sweep": Command(
         _from("compare", "run_sweep_command"),
         "find a method's best hyper-parameters on a grid, all points at once",

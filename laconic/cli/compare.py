@@ -43,27 +43,31 @@ class CompareResumeConfig:
 def run_compare(argv: Sequence[str]) -> int:
     """`laconic compare [RECIPE] [--flags]` or `laconic compare --resume DIR`."""
     if wants_resume(argv):
-        old = resume_words("compare", argv, CompareResumeConfig)
+        words = resume_words("compare", argv, CompareResumeConfig)
+        old = words.config
         run = lambda bars, stop: resume_compare(
             old.resume, on_nan=old.on_nan, observer=bars, stop=stop
         )
     else:
-        config = recipe_words("compare", argv, CompareConfig(), RECIPES, COMPARE)
+        words = recipe_words("compare", argv, CompareConfig(), RECIPES, COMPARE)
+        config = words.config
         command = shlex.join([*program("compare"), *argv])
         run = lambda bars, stop: compare(config, observer=bars, stop=stop, command=command)
-    return with_bars("compare", run, _print_comparison)
+    return with_bars("compare", words.track, run, _print_comparison)
 
 
 def run_sweep_command(argv: Sequence[str]) -> int:
     """`laconic sweep [RECIPE] [--flags]` or `laconic sweep --resume DIR`."""
     if wants_resume(argv):
-        old = resume_words("sweep", argv, ResumeConfig)
+        words = resume_words("sweep", argv, ResumeConfig)
+        old = words.config
         run = lambda bars, stop: resume_sweep(old.resume, observer=bars, stop=stop)
     else:
-        config = recipe_words("sweep", argv, SweepConfig(), sweeps(), SWEEP)
+        words = recipe_words("sweep", argv, SweepConfig(), sweeps(), SWEEP)
+        config = words.config
         command = shlex.join([*program("sweep"), *argv])
         run = lambda bars, stop: sweep(config, observer=bars, stop=stop, command=command)
-    return with_bars("sweep", run, _print_ranking)
+    return with_bars("sweep", words.track, run, _print_ranking)
 
 
 def _print_comparison(folder: Path, records: Sequence[dict[str, Any]]) -> None:

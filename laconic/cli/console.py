@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 import tyro
 from rich.console import Console, RenderableType
@@ -23,6 +23,7 @@ from laconic.errors import unknown
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.folder import StopFlag as SilentStopFlag
 from laconic.runs.settings import resume_command
+from laconic.runs.trackers import Name, track
 from laconic.show.labels import labels_of
 
 LINE_SECONDS = 10.0  # between two lines of a log about the same thing
@@ -53,10 +54,24 @@ def wants_resume(argv: Iterable[str]) -> bool:
     return any(word == "--resume" or word.startswith("--resume=") for word in argv)
 
 
-def resume_words(command: str, argv: Sequence[str], config: type[Config]) -> Config:
+Track = Annotated[tuple[Name, ...], tyro.conf.UseAppendAction]
+
+
+@dataclass(frozen=True)
+class Tracked(Generic[Config]):
+    """What a command is asked for, and apart from that who else watches."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    track: Track = ()
+    """Where numbers are written as they come: csv (track.csv in the run's folder), tensorboard,
+    trackio, wandb; may be given several times."""
+
+
+def resume_words(command: str, argv: Sequence[str], config: type[Config]) -> Tracked[Config]:
     """What `--resume DIR` and further flags ask for."""
     about = "Resume a run where it stopped, with the settings it was begun with."
-    return tyro.cli(config, args=list(argv), prog=f"laconic {command}", description=about)
+    kind = Tracked[config]
+    return tyro.cli(kind, args=list(argv), prog=f"laconic {command}", description=about)
 
 
 def recipe_words(
@@ -66,7 +81,7 @@ def recipe_words(
     recipes: Mapping[str, tuple[str, Config]],
     about: str,
     change: Callable[[Config], Config] = lambda config: config,
-) -> Config:
+) -> Tracked[Config]:
     """What `[RECIPE] [--flags]` ask for, else `base`; `change` goes before the flags."""
     rest = list(argv)
     if rest and not rest[0].startswith("-"):
@@ -74,9 +89,9 @@ def recipe_words(
             raise unknown("recipe", rest[0], recipes)
         base = recipes[rest.pop(0)][1]
     return tyro.cli(
-        type(base),
+        Tracked[type(base)],
         args=rest,
-        default=change(base),
+        default=Tracked(change(base)),
         prog=f"laconic {command} [RECIPE]",
         description=f"{about}\n\n{recipes_text(recipes)}",
     )
@@ -93,17 +108,18 @@ def recipes_text(recipes: Mapping[str, tuple[str, Any]]) -> str:
 
 def with_bars(
     command: str,
-    run: Callable[["LiveBars", "StopFlag"], Outcome],
+    trackers: Sequence[Name],
+    run: Callable[[Observer, "StopFlag"], Outcome],
     show: Callable[[Path, list[dict[str, Any]]], None],
     under_way: str = "this chunk of rounds",
 ) -> int:
-    """Carry out a run under progress bars and show its outcome → the exit status.
+    """Carry out a run under progress bars and trackers, and show its outcome → the exit status.
 
     A signal stops it in good order, and the command to resume it is printed.
     """
     with StopFlag(under_way) as stop, bars() as shown:
         try:
-            folder, records = run(LiveBars(shown), stop)
+            folder, records = run(track(LiveBars(shown), *trackers), stop)
         except Interrupted as stopped:
             shown.stop()
             say(f"{stopped} Go on with: {resume_command(command, stopped.folder)}", err)

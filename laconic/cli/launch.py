@@ -22,7 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli import gpus
-from laconic.cli.console import LiveDisplay, StopFlag
+from laconic.cli.console import LiveDisplay, StopFlag, Track
+from laconic.cli.exposition import Metrics, exposition
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.terminal import err, out, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
@@ -32,11 +33,13 @@ from laconic.engines.identity import Identity, new_run_id
 from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
-from laconic.runs.folder import WORKER_LOGS, RunFolder
+from laconic.runs.folder import WORKER_LOGS, Observer, RunFolder
 from laconic.runs.settings import command_line
+from laconic.runs.trackers import track
 from laconic.runs.train import TrainConfig, begun_id, identity_of, on_devices, parts_of
 from laconic.runs.train_log import finish
 from laconic.store import atomic
+from laconic.store.records import plain
 from laconic.tasks.catalog import make_task
 
 LIGHTHOUSE, COMPILED = "lighthouse", "compiled"
@@ -79,6 +82,14 @@ class LaunchConfig(Connection):
     restarts: int | None = None
     """How often in a row each worker is restarted after it died; one that ran for two minutes gets
     them all back. By default 3, and 0 with jax-distributed."""
+    track: Track = ()
+    """Where the training's numbers are written as they come: csv (track.csv in the run's folder),
+    tensorboard, trackio, wandb; may be given several times."""
+    metrics_port: int | None = None
+    """Serve the workers' state as OpenMetrics text at http://127.0.0.1:PORT/metrics; 0: any
+    port."""
+    metrics_file: Path | None = None
+    """Write the same text to this file, every second."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +124,16 @@ def run_launch(argv: Sequence[str]) -> int:
     own, words = split_words(argv)
     config = tyro.cli(LaunchConfig, args=own, prog="laconic launch", description=DESCRIPTION)
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
-    plan = _plan(config, words)
-    with plan.run:  # locked; the workers lock files of their own
-        return _carry_out(plan, own, shlex.join(["laconic", "launch", *argv]))
+    watcher, command = track(*config.track), shlex.join(["laconic", "launch", *argv])
+    with Metrics(config.metrics_port, config.metrics_file) as shown:
+        plan = _plan(config, words)
+        with plan.run:  # locked; the workers lock files of their own
+            return _carry_out(plan, own, command, watcher, shown)
 
 
-def _carry_out(plan: Launch, own: Sequence[str], command: str) -> int:
+def _carry_out(
+    plan: Launch, own: Sequence[str], command: str, watcher: Observer, shown: Metrics
+) -> int:
     """Train; `own` are the words before -- → the exit status."""
     folder, train = plan.folder, plan.train
     if plan.run.is_finished():
@@ -130,7 +145,10 @@ def _carry_out(plan: Launch, own: Sequence[str], command: str) -> int:
     _greet(plan)
     title = f"{train.task}, {train.optimizer}, {train.rounds} rounds"
     again = shlex.join(["laconic", "launch", *own, "--", "train", "--resume", str(folder)])
-    display = LaunchDisplay(plan.names, train.rounds, title)
+    if shown.address is not None:
+        say(f"metrics: {shown.address}", err)
+    display = LaunchDisplay(plan.names, train.rounds, title, watcher=watcher, metrics=shown)
+    watcher.opened(folder, {"config": plain(train)})
     try:
         with StopFlag(UNDER_WAY) as stop, display:
             ended = _watch(plan, display, stop)
@@ -139,6 +157,7 @@ def _carry_out(plan: Launch, own: Sequence[str], command: str) -> int:
             raise
         raise LaconicError(f"{error} What was done is kept; go on with: {again}") from error
     finally:
+        watcher.closed()
         shutil.rmtree(folder / COMPILED, ignore_errors=True)
     if stop() and not ended:
         say(f"stopped after round {display.round} of {train.rounds}. Go on with: {again}", err)
@@ -292,6 +311,7 @@ def _watch(plan: Launch, display: "LaunchDisplay", stop: StopFlag) -> bool:
                 group, display, math.inf if plan.entry.restarts else plan.config.waits.timeout
             )
         group.end()
+        display.publish()
         late = {name for name, row in display.workers.items() if row.state == TOO_LATE}
         return all(member.done or name in late for name, member in group.workers.items())
 
@@ -387,8 +407,14 @@ class LaunchDisplay(LiveDisplay):
         title: str,
         console: Console = err,
         clock: Callable[[], float] = time.monotonic,
+        watcher: Observer | None = None,
+        metrics: Metrics | None = None,
     ):
         super().__init__(console, clock)
+        self.watcher = watcher or Observer()
+        self.metrics = metrics
+        self.published_at = -math.inf
+        self.watched = -1  # the last round that the watcher was told of
         self.workers = {name: WorkerRow() for name in workers}
         self.rounds = rounds
         self.title = title
@@ -404,6 +430,7 @@ class LaunchDisplay(LiveDisplay):
             row.state = "compiles"
         elif message["kind"] == "round":
             row.take(message)
+            self._watch(message)
             for note in message["notes"]:
                 self.tell(line.name, f"round {message['round']}: {note}")
         elif message["kind"] == "note":
@@ -412,6 +439,25 @@ class LaunchDisplay(LiveDisplay):
             row.state = "done"
             row.ended = True
             row.round = message["round"]
+
+    def _watch(self, message: dict[str, Any]) -> None:
+        """Tell the watcher of a round once, by whoever tells of it first."""
+        if self.watched < 0:
+            self.watched = message["round"] - 1
+            self.watcher.begin("training", self.rounds, self.watched)
+        if message["round"] > self.watched:
+            self.watched = message["round"]
+            self.watcher.round({**message, "notes": ()})
+
+    def publish(self) -> None:
+        """Show the metrics as they are now."""
+        if self.metrics is not None:
+            self.published_at = self.clock()
+            try:
+                self.metrics.publish(exposition(self.workers, self.rounds))
+            except LaconicError as error:  # a full disk must not stop training
+                self.metrics.file = None
+                self.tell("metrics", str(error))
 
     def died(self, name: str, deaths: int) -> None:
         """Note how often a worker has died so far."""
@@ -453,7 +499,9 @@ class LaunchDisplay(LiveDisplay):
         return f"round {ahead.round}/{self.rounds}{quorum}{loss}, restarts {restarts}"
 
     def tick(self) -> None:
-        """In a log, print the summary every ten seconds."""
+        """Publish metrics every second; in a log, print the summary every ten seconds."""
+        if self.clock() - self.published_at >= 1.0:
+            self.publish()
         if self.due():
             self.said_at = self.clock()
             self.console.print(Text(self.summary()))

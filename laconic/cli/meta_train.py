@@ -19,6 +19,7 @@ from rich.text import Text
 from laconic.cli.console import (
     LiveDisplay,
     StopFlag,
+    Track,
     recipes_text,
     resume_words,
     say_facts,
@@ -33,6 +34,7 @@ from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import meta_train, resume_meta_train
 from laconic.runs.settings import flags_of, program, read_config, resume_command
+from laconic.runs.trackers import track
 
 EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -57,27 +59,33 @@ class _Begin:
 
     config: Annotated[MetaConfig, tyro.conf.arg(name="")]
     hosts: tyro.conf.OmitArgPrefixes[Hosts]
+    track: Track = ()
+    """Where numbers are written as they come: csv (track.csv in the run's folder), tensorboard,
+    trackio, wandb; may be given several times."""
 
 
 def run_meta_train(argv: Sequence[str]) -> int:
     """`laconic meta-train RECIPE [--flags]` or `laconic meta-train --resume DIR [--minutes M]`."""
     if wants_resume(argv):
-        arguments = resume_words("meta-train", argv, MetaResumeConfig)
+        words = resume_words("meta-train", argv, MetaResumeConfig)
+        arguments, trackers = words.config, words.track
         name, hosts = arguments.resume.name, arguments.hosts
     else:
-        name, arguments, hosts = _config(argv)
+        name, begin = _config(argv)
+        arguments, hosts, trackers = begin.config, begin.hosts, begin.track
     speaks = hosts.join()
     console = err if speaks else Console(stderr=True, quiet=True)
     with StopFlag("these outer steps") as stop, MetaDisplay(name, console) as display:
+        observer = track(display, *(trackers if speaks else ()))
         try:
             if isinstance(arguments, MetaResumeConfig):
                 folder, records = resume_meta_train(
-                    arguments.resume, observer=display, stop=stop, minutes=arguments.minutes
+                    arguments.resume, observer=observer, stop=stop, minutes=arguments.minutes
                 )
             else:
                 command = shlex.join([*program("meta-train"), *argv])
                 folder, records = meta_train(
-                    arguments, observer=display, stop=stop, command=command, name=name
+                    arguments, observer=observer, stop=stop, command=command, name=name
                 )
         except Interrupted as stopped:
             display.close()
@@ -88,7 +96,7 @@ def run_meta_train(argv: Sequence[str]) -> int:
     return 0
 
 
-def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
+def _config(argv: Sequence[str]) -> tuple[str, _Begin]:
     rest = list(argv)
     recipes = recipes_text(META_RECIPES)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
@@ -107,7 +115,7 @@ def _config(argv: Sequence[str]) -> tuple[str, MetaConfig, Hosts]:
         prog=f"laconic meta-train {name or 'RECIPE'}",
         description=f"Meta-train a learned optimizer on one task or several.\n\n{recipes}",
     )
-    return name or "own", begin.config, begin.hosts
+    return name or "own", begin
 
 
 def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:

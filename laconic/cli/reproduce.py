@@ -19,6 +19,7 @@ from laconic.reproduce.outcome import left_line, scale_line
 from laconic.reproduce.part import Watching
 from laconic.reproduce.run import reproduce, resume_experiment
 from laconic.reproduce.scale import compile_quickly
+from laconic.reproduce.status import statuses
 from laconic.runs.folder import Interrupted, Observer, read_header
 from laconic.runs.settings import resume_command
 from laconic.show.table import Table
@@ -132,9 +133,11 @@ def _scale(again: ReproduceConfig | ReproduceResumeConfig) -> str:
 
 
 def _list() -> int:
+    on_record = statuses()
     for name, found in EXPERIMENTS.items():
         out.print(f"[bold cyan]{name:<20}[/] {found.what}", highlight=False, soft_wrap=True)
-        out.print(f"{'':<20} [dim]full: {found.needs()}[/]", highlight=False, soft_wrap=True)
+        needs = f"[dim]full: {found.needs()}; on record here: {on_record[name]}[/]"
+        out.print(f"{'':<20} {needs}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -18,6 +18,7 @@ from laconic.engines.machine import Devices
 from laconic.errors import LaconicError
 from laconic.recipes.trainings import TRAIN_RECIPES
 from laconic.runs.settings import program, resume_command
+from laconic.runs.trackers import Name
 from laconic.runs.train import (
     BEST,
     WEIGHTS,
@@ -45,7 +46,7 @@ class ResumeTrainConfig(ResumeConfig):
 
 def run_train(argv: Sequence[str]) -> int:
     """`laconic train [RECIPE] [--flags]` or `laconic train --resume DIR`."""
-    given = train_words(argv)
+    given, trackers = train_words(argv)
     command = shlex.join([*program("train"), *argv])
     if isinstance(given, ResumeTrainConfig):
         run = lambda bars, stop: resume_train(
@@ -53,15 +54,20 @@ def run_train(argv: Sequence[str]) -> int:
         )
     else:
         run = lambda bars, stop: train(given, observer=bars, stop=stop, command=command)
-    return with_bars("train", run, print_outcome, "this round and one more")
+    return with_bars("train", trackers, run, print_outcome, "this round and one more")
 
 
-def train_words(argv: Sequence[str], workers: int | None = None) -> TrainConfig | ResumeTrainConfig:
-    """What the words after `train` ask for; `workers` is how many a launcher has, if it says so."""
+def train_words(
+    argv: Sequence[str], workers: int | None = None
+) -> tuple[TrainConfig | ResumeTrainConfig, Sequence[Name]]:
+    """What the words after `train` ask for, and its trackers; `workers` is how many a launcher has,
+    if it says so."""
     if wants_resume(argv):
-        return resume_words("train", argv, ResumeTrainConfig)
+        resumed = resume_words("train", argv, ResumeTrainConfig)
+        return resumed.config, resumed.track
     change = lambda base: base if workers is None else replace(base, workers=workers)
-    return recipe_words("train", argv, TrainConfig(), TRAIN_RECIPES, ABOUT, change)
+    words = recipe_words("train", argv, TrainConfig(), TRAIN_RECIPES, ABOUT, change)
+    return words.config, words.track
 
 
 def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfig, bool]:
@@ -70,7 +76,12 @@ def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfi
         raise LaconicError(
             "say what to train after --, for example: laconic launch --workers 4 -- train digits"
         )
-    config = train_words(words[1:], workers)
+    config, trackers = train_words(words[1:], workers)
+    if trackers:
+        raise LaconicError(
+            "--track is for the process that sees all workers: give it to laconic launch, before "
+            "the --."
+        )
     resumed = isinstance(config, ResumeTrainConfig)
     if isinstance(config, ResumeTrainConfig):
         folder, devices = config.resume, config.devices

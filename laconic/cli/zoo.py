@@ -18,7 +18,7 @@ from laconic.methods import METHODS, definition_of, own_methods, published_metho
 from laconic.runs.publish import results_of, ship
 from laconic.show.table import Table
 from laconic.tasks.catalog import TASKS
-from laconic.zoo import cards, export, faults, load, to_markdown
+from laconic.zoo import cards, export, faults, load, pull, push, to_markdown
 from laconic.zoo.card import NAME, fault, to_json
 from laconic.zoo.file import SUFFIX
 
@@ -27,8 +27,11 @@ laconic zoo list                     the published optimizers, a line each
 laconic zoo show NAME [--json]       how one was trained, what it reaches and where it fails
 laconic zoo export NAME --out DIR    its weights and its card, as files
 laconic zoo publish RUN --name NAME  a meta-training's best optimizer as a file, its card completed
+laconic zoo push NAME USER/REPO      put one on the Hugging Face Hub, or into a folder (./FOLDER)
+laconic zoo pull USER/REPO           fetch one from there, checked
 
-NAME may be the path of a .safetensors file instead, such as a meta-training's best.safetensors.
+NAME may be the path of a .safetensors file instead, such as a meta-training's best.safetensors, or
+USER/REPO on the Hugging Face Hub.
 Begin by training one: laconic meta-train lopt-a-digits --minutes 5"""
 START = """\
 Start here: lopt-a-general, for any model and any number of workers K. If one below was trained on \
@@ -94,8 +97,32 @@ class Publish:
     """The .safetensors file the run began from; its outer steps and seconds are added."""
 
 
+@dataclass(frozen=True)
+class Push:
+    """Put a published optimizer on the Hugging Face Hub, or into a folder in its layout."""
+
+    source: tyro.conf.Positional[str]
+    """A name from `laconic zoo list`, or the path of a .safetensors file."""
+    repo: tyro.conf.Positional[str]
+    """USER/REPO or USER/REPO@BRANCH on the Hub, or a folder, written with a leading ./ or /."""
+    private: bool = False
+    """Make the repository private if it is made now."""
+    message: str | None = None
+    """The commit's message."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Fetch a published optimizer from the Hugging Face Hub; nothing is overwritten."""
+
+    repo: tyro.conf.Positional[str]
+    """USER/REPO or USER/REPO@REVISION."""
+    out: Path | None = None
+    """The folder to write to; by default one named REPO."""
+
+
 def run_zoo(argv: Sequence[str]) -> int:
-    """`laconic zoo list | show NAME | export NAME --out DIR | publish RUN --name NAME`."""
+    """`laconic zoo ACTION …`, an action of `USAGE`."""
     if not argv or argv[0] in ("-h", "--help"):
         say(USAGE)
         return 0
@@ -173,11 +200,28 @@ def publish_zoo(argv: Sequence[str]) -> None:
     say(f"its card: laconic zoo show {path}")
 
 
+def push_zoo(argv: Sequence[str]) -> None:
+    """A repository with the optimizer in it, and how to load that."""
+    given = tyro.cli(Push, args=list(argv), prog="laconic zoo push")
+    where = push(given.source, given.repo, private=given.private, message=given.message)
+    say(f"pushed to: {where}")
+    say(f'in Python: laconic.load("{given.repo}")')
+
+
+def pull_zoo(argv: Sequence[str]) -> None:
+    """The files of a repository, each path on a line."""
+    given = tyro.cli(Pull, args=list(argv), prog="laconic zoo pull")
+    for path in pull(given.repo, given.out):
+        say(str(path.resolve()))
+
+
 ACTIONS: dict[str, Callable[[Sequence[str]], None]] = {
     "list": list_zoo,
     "show": show_zoo,
     "export": export_zoo,
     "publish": publish_zoo,
+    "push": push_zoo,
+    "pull": pull_zoo,
 }
 
 

@@ -69,6 +69,8 @@ class Federated:
     weighting: Literal["samples", "uniform", "fednova"] = "samples"
     """How clients count in the mean: by samples, all the same, or by samples with each delta
     divided by its steps and the mean multiplied by the mean number of them (FedNova)."""
+    partition: Literal["drawn", "natural"] = "drawn"
+    """natural: the clients that the data itself has, such as the speakers of lm-speakers."""
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
@@ -92,6 +94,13 @@ class Federated:
                 "federated.least_work is a share of the steps, above 0 and up to 1; "
                 f"{self.least_work}."
             )
+        if self.partition not in ("drawn", "natural"):
+            raise LaconicError(f"federated.partition is drawn or natural, got {self.partition!r}.")
+        if self.partition == "natural" and (self.clients or self.alpha or self.spread):
+            raise LaconicError(
+                "with federated.partition natural the data says which clients there are and what "
+                "each has: leave federated.clients, alpha and spread out."
+            )
         if self.weighting not in ("samples", "uniform", "fednova"):
             raise LaconicError(
                 f"federated.weighting is samples, uniform or fednova, got {self.weighting!r}."
@@ -111,7 +120,7 @@ class Federated:
         """What differs from no population, as in `clients=400,alpha=0.1`."""
         if not self.active:
             return ""
-        said = [f"clients={self.population}"]
+        said = [f"clients={self.population}"] if self.partition == "drawn" else []
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("clients", "dropout") or value == each.default:
@@ -149,6 +158,8 @@ def in_words(config: dict[str, Any]) -> str:
     options: Federated = read_federated(config, "the record")["federated"]
     if not options.active:
         return ""
+    if options.partition == "natural":
+        return ", of the data's own clients"
     mix = "dealt at random" if options.alpha is None else f"Dirichlet({options.alpha:g})"
     return f", of {options.population} clients, {mix}"
 
@@ -218,8 +229,10 @@ def settle(
     options: Federated, task: Task, workers: int, batch: int, kind: int, seeds: Sequence[int]
 ) -> tuple[Plan, Population]:
     """The plan of a population, and a partition of the task's data for each seed, leaves [S, …]."""
-    client_sizes(rows_of(task), options.population, 0.0, generator())  # are there too many of them?
-    _check_sampled(workers, options.population)
+    samples = rows_of(task)
+    if options.partition == "drawn":
+        client_sizes(samples, options.population, 0.0, generator())  # are there too many of them?
+        _check_sampled(workers, options.population)
     population = draw_populations(options, task, kind, seeds)
     return plan_for(options, population, workers, batch), population
 
@@ -319,6 +332,8 @@ def _stacked(partitions: Sequence[Sequence[np.ndarray]]) -> Population:
 
 def draw_rows(options: Federated, task: Task, *seed: int) -> list[np.ndarray]:
     """Each client's row numbers in one partition of the task's train split."""
+    if options.partition == "natural":
+        return natural_rows(task)
     feed = task.feed
     assert isinstance(feed, Resident)
     rng = generator(*seed)
@@ -326,6 +341,18 @@ def draw_rows(options: Federated, task: Task, *seed: int) -> list[np.ndarray]:
     if options.alpha is None:
         return deal(feed.size(), sizes, rng)
     return deal_by_class(labels_of(task), sizes, options.alpha, rng)
+
+
+def natural_rows(task: Task) -> list[np.ndarray]:
+    """The rows of each client that the data has."""
+    train: Any = task.feed.splits.get("train")
+    if not isinstance(train, dict) or "client" not in train:
+        raise LaconicError(
+            f"{task.name} has no clients of its own (whole numbers 'client' in its train split, "
+            "from 0); leave federated.partition out, or take lm-speakers."
+        )
+    owners = np.asarray(train["client"])
+    return [np.flatnonzero(owners == client) for client in range(int(owners.max()) + 1)]
 
 
 def labels_of(task: Task) -> np.ndarray:

@@ -1,11 +1,12 @@
 """The paper's figures: workers, ablation, validation, generalisation, compression, large tasks;
-and, beyond it, large H and the suite of a general optimizer."""
+and, beyond it, large H, the suite of a general optimizer and ways to send less."""
 
 from dataclasses import replace
 
 from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment
 from laconic.reproduce.general import FIG_GENERAL
+from laconic.reproduce.modern import TABLE_MODERN
 from laconic.reproduce.panel import Learned, Panel, Tuning, Use
 from laconic.reproduce.paper import FULL, both, by_recipe, comparison, learned, top_k, trained
 from laconic.runs.compare import CompareConfig
@@ -367,5 +368,5 @@ FIG_RESNET152 = Experiment(
 
 FIGURES = (
     *(FIG_WORKERS, FIG_ABLATION, FIG_VALIDATION, FIG_GENERALISE, FIG_H_TRANSFER, FIG_COMPRESS),
-    *(FIG_LARGE_H, FIG_LARGE, FIG_RESNET152, FIG_GENERAL),
+    *(FIG_LARGE_H, FIG_LARGE, FIG_RESNET152, FIG_GENERAL, TABLE_MODERN),
 )

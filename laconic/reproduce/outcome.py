@@ -144,7 +144,7 @@ def experiment_blocks(records: Sequence[Record], folder: Path) -> list[Block]:
     outcome = read_outcome(folder, record)
     experiment = outcome.experiment
     found: list[Block] = [Text(experiment.title, "lead"), Text(_sentence(experiment))]
-    for i, table in enumerate(tables(experiment, record["rows"])):
+    for i, table in enumerate(tables(experiment, outcome.record["rows"])):
         found += [Text(table.title, "lead"), table] if i else [table]
     draw = lambda columns: webp_bytes(experiment_figure(outcome, columns))
     figure = Picture(lambda: draw(COLUMNS), f"{experiment.title}: its figure", lambda: draw(1))
@@ -152,7 +152,9 @@ def experiment_blocks(records: Sequence[Record], folder: Path) -> list[Block]:
 
 
 def read_outcome(folder: Path, record: Record) -> Outcome:
-    """The outcome of an "experiment" record in a folder, with the records of its parts."""
+    """The outcome of an "experiment" record in a folder, with the records of its parts, and rows
+    made of those: an old record's have other errors."""
     whole = named_experiment(record["name"]).at_scale(record["scale"])
     done = whole.narrowed(set(whole.names()) - set(record.get("left", [])))
-    return Outcome(done, {part.name: part.read(folder) for part in done.parts}, record)
+    runs = {part.name: part.read(folder) for part in done.parts}
+    return Outcome(done, runs, {**record, "rows": rows_of(done, runs)})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from laconic.fragments import fragments_of
 from laconic.reproduce.part import Outcome, Record
 from laconic.show import metrics
 from laconic.show.curves import (
@@ -25,7 +26,15 @@ from laconic.show.curves import (
 )
 from laconic.show.curves import Panel as Axes
 from laconic.show.figures import Bar, Bars, grid_figure
-from laconic.show.table import Table, count, number, percent, signed, with_error
+from laconic.show.summary import with_intervals
+from laconic.show.table import Table, number, percent, rounds, signed, times, with_error
+from laconic.show.timing import (
+    Link,
+    Traffic,
+    all_gather_traffic,
+    ring_all_reduce_traffic,
+    streamed_seconds,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,18 +48,17 @@ AVERAGE = "average"  # the panel of rows that are means over panels
 
 
 class Metric(NamedTuple):
-    """A number of a comparison's summary: its name, its fields there, and how it is written."""
+    """A number of a comparison's summary: its name, its fields there, and how it is written beside
+    an error or an interval."""
 
     title: str
     field: str
-    error: str | None
+    spread: str | None
     text: Callable[[Any, Any], str]
 
-    def measure(
-        self, found: Record, records: Sequence[Record]
-    ) -> tuple[float | None, float | None]:
-        """The number and its error, of a row of the summary."""
-        return found[self.field], None if self.error is None else found[self.error]
+    def measure(self, found: Record, records: Sequence[Record]) -> tuple[float | None, Any]:
+        """The number and its error or interval, of a row of the summary."""
+        return found[self.field], None if self.spread is None else found[self.spread]
 
 
 class Span(NamedTuple):
@@ -72,30 +80,71 @@ class Span(NamedTuple):
         return metrics.mean_over_rounds(values, method["evaluated_at"], self.first, self.last)
 
 
+class Priced(NamedTuple):
+    """Seconds that all rounds take over a link, from a method's own record: through a server, or
+    between peers, a ring if messages are dense and to everyone if not."""
+
+    title: str
+    link: Link
+    peers: bool
+    text: Callable[[Any, Any], str] = lambda x, e: number(x)
+
+    def measure(
+        self, found: Record, records: Sequence[Record]
+    ) -> tuple[float | None, float | None]:
+        """The seconds; none where the setting does not say how long a local step takes."""
+        config = records[0]["config"]
+        method = next(m for m in of_kind(records, "method") if m["label"] == found["label"])
+        step = method["step_seconds"]
+        if step is None:
+            return None, None
+        traffic = Traffic(**method["traffic"])
+        if self.peers:
+            dense = method["compressor"] == "dense"
+            way = ring_all_reduce_traffic if dense else all_gather_traffic
+            traffic = way(traffic.sent_bits, config["workers"])
+        fragments = fragments_of(config)
+        given = (self.link, traffic, config["local_steps"], step)
+        one = streamed_seconds(*given, fragments.count, fragments.delay)
+        return config["rounds"] * one, None
+
+
 def _percent_with_error(value: float | None, error: float | None) -> str:
     if value is None or not error:
         return percent(value)
     return f"{100 * value:.2f} ± {100 * error:.2f} %"
 
 
+def _times(value: float | None, spread: Any) -> str:
+    """Ours has an interval, the paper's an error."""
+    return with_error(value, spread, "×") if isinstance(spread, float) else times(value, spread)
+
+
 METRICS: dict[str, Metric] = {
-    "speedup": Metric("speedup", "speedup", "speedup_error", lambda x, e: with_error(x, e, "×")),
-    "rounds": Metric("rounds to {target}", "rounds_to_target", None, lambda x, e: count(x)),
+    "speedup": Metric("speedup", "speedup", "speedup_interval", _times),
+    "rounds": Metric("rounds to {target}", "rounds_to_target", "rounds_interval", rounds),
     "final_train": Metric("final train loss", "final_train", "final_train_error", with_error),
     "test_loss": Metric("test loss", "test_loss", None, lambda x, e: number(x)),
     "test_accuracy": Metric("test accuracy", "test_accuracy", None, lambda x, e: percent(x)),
     "diverged": Metric("diverged seeds", "diverged", None, lambda x, e: str(x)),
     "sent_megabytes": Metric("MB sent", "sent_megabytes", None, lambda x, e: number(x)),
 }
-COLUMNS: dict[str, Metric | Span] = {  # whatever may be a column of a panel's table
+SLOW, FAST = Link(100e6), Link(1e9)
+COLUMNS: dict[str, Metric | Span | Priced] = {  # whatever may be a column of a panel's table
     **METRICS,
     "accuracy_181_200": Span("test accuracy, rounds 181–200", 181, 200, _percent_with_error),
     "accuracy_951_1000": Span("test accuracy, rounds 951–1000", 951, 1000, _percent_with_error),
+    "server_100mbit": Priced("s, server, 100 Mbit", SLOW, peers=False),
+    "server_1gbit": Priced("s, server, 1 Gbit", FAST, peers=False),
+    "peers_100mbit": Priced("s, peers, 100 Mbit", SLOW, peers=True),
+    "peers_1gbit": Priced("s, peers, 1 Gbit", FAST, peers=True),
 }
 
 
-def _row(panel: str, label: str, metric: str, ours: float | None, error: float | None) -> Record:
-    row = {"panel": panel, "label": label, "metric": metric, "ours": ours, "error": error}
+def _row(panel: str, label: str, metric: str, ours: float | None, spread: Any) -> Record:
+    between = spread is not None and not isinstance(spread, float)
+    row = {"panel": panel, "label": label, "metric": metric, "ours": ours}
+    row |= {"error": None, "interval": spread} if between else {"error": spread}
     return row | {"in_paper": False, "paper": None, "paper_error": None, "difference": None}
 
 
@@ -109,7 +158,7 @@ def _beside(row: Record, paper: float | None, error: float | None) -> Record:
 
 def panel_rows(panel: "Panel", records: Sequence[Record]) -> list[Record]:
     """A row for each method and metric, from the comparison's records."""
-    summary = of_kind(records, "summary")[-1]
+    summary = with_intervals(records)
     rows = []
     for found in summary["rows"]:
         label = found["label"]
@@ -189,7 +238,7 @@ def _cells(row: Record | None, metric: str, beside: bool) -> list[str]:
     if row is None:
         return ["", "", ""] if beside else [""]
     text = COLUMNS[metric].text
-    cells = [text(row["ours"], row["error"])]
+    cells = [text(row["ours"], row.get("interval", row["error"]))]
     if beside and not row["in_paper"]:
         return [*cells, "", ""]
     if beside:
@@ -313,6 +362,14 @@ def _deviating(curve: Curve | None, method: Record) -> Curve | None:
     return replace(curve, error=curve.error * math.sqrt(len(method["train"])))
 
 
+def _reach(row: Record) -> float | tuple[float, float] | None:
+    """How far a bar's error reaches: to both sides, or down and up to the ends of its interval."""
+    if row["ours"] is None or "interval" not in row:
+        return row["error"]
+    low, high = (end or row["ours"] for end in row["interval"])
+    return row["ours"] - low, (row["ours"] if math.isinf(high) else high) - row["ours"]
+
+
 def bars_of(
     title: str, panels: "Sequence[Panel]", rows: Sequence[Record], styles: Mapping[str, Style]
 ) -> Bars:
@@ -324,7 +381,7 @@ def bars_of(
         if row["metric"] == metric and row["panel"] in groups:
             same = row.get("target") == row.get("paper_target")
             paper = (row["paper"], row["paper_error"]) if same else (None, None)
-            ours = (row["ours"], row["error"])
+            ours = (row["ours"], _reach(row))
             bars.append(Bar(groups[row["panel"]], row["label"], *ours, *paper))
     y_label = COLUMNS[metric].title.format(target="the target loss")
     names = [panel.title for panel in panels]

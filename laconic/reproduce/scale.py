@@ -94,6 +94,7 @@ def smoke(config: CompareConfig) -> CompareConfig:
         task=small_task(config.task),
         workers=quarter(config.workers),
         local_steps=quarter(config.local_steps),
+        delay=config.delay // 4,
         batch=BATCH,
         rounds=ROUNDS,
         seeds=SEEDS,

@@ -1,7 +1,7 @@
 """A sweep as a part of an experiment: the best values found here beside the paper's."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,18 +197,28 @@ class SweepPanel(Part):
 
 def find_sweep(config: SweepConfig, root: Path | None = None) -> list[Record] | None:
     """The records of a finished sweep in the same setting, if one lies below `root`."""
-    names = [field.name for field in fields(SweepConfig)]
-    besides = [name for name in names if name not in SETTING]
-    for path in record_files(root or SWEEPS_FOLDER):
+    return next((x for x in sweeps_below(root or SWEEPS_FOLDER) if in_setting(config, x)), None)
+
+
+def sweeps_below(root: Path) -> Iterator[list[Record]]:
+    """The records of every finished sweep below a folder."""
+    for path in record_files(root):
         try:
             records = read(path)
-            kinds = [record.get("kind") for record in records]
-            whole = kinds[:1] == ["run"] and kinds[-1] == "ranking"
-            if whole and not different_settings(config, records[0]["config"], path, besides):
-                return records
         except LaconicError:  # somebody else's file is no reason to fail
             continue
-    return None
+        kinds = [record.get("kind") for record in records]
+        if kinds[:1] == ["run"] and kinds[-1] == "ranking":
+            yield records
+
+
+def in_setting(config: SweepConfig, records: Sequence[Record]) -> bool:
+    """Whether a sweep's records are of the same setting."""
+    besides = [field.name for field in fields(SweepConfig) if field.name not in SETTING]
+    try:
+        return not different_settings(config, records[0]["config"], Path("a sweep"), besides)
+    except LaconicError:  # settings of another version
+        return False
 
 
 def point_text(numbers: Mapping[str, float]) -> str:

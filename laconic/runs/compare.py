@@ -40,6 +40,7 @@ from laconic.runs.measure import local_step_seconds
 from laconic.runs.ready import Optimizer, about_ready, methods_of, spoken
 from laconic.runs.settings import begun_with, resume_command
 from laconic.runs.simulate import TOPOLOGIES, Chunk, Diverged, Simulation, in_parts
+from laconic.runs.trackers import heldout_numbers
 from laconic.show import comparison, metrics
 from laconic.show.summary import summarise
 from laconic.show.timing import Link, Traffic, parse_duration, parse_link
@@ -108,8 +109,8 @@ class CompareConfig:
     mix: float = 0.0
     """The share of its own weights that a worker keeps when a fragment arrives."""
     compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
-    topk:0.01+int8+ef."""
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, chunk-topk:0.01, int8, int4,
+    int2, +ef; e.g. topk:0.01+int8+ef; or sparseloco."""
     aggregate: str = "mean"
     """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
     krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
@@ -188,7 +189,8 @@ def compare(
         observer.note(f"{task.name} has no test split, so no test loss or accuracy is shown.")
     facts = {"task": about, "step_seconds": options.step_seconds}
     facts |= {"ready": ready} if ready else {}
-    with RunFolder.create("compare", config.out, config.task, config, command, **facts) as folder:
+    new = RunFolder.create("compare", config.out, config.task, config, command, **facts)
+    with new as folder, folder.watched_by(observer):
         return folder.path, run_comparison(prepared, folder, options, observer, stop)
 
 
@@ -222,7 +224,8 @@ def resume_compare(
         options = replace(options, step_seconds=opened.header["step_seconds"])
         task = opened.same_task(task, config.task, config.batch, observer)
         prepared = prepare(task, methods, setting, options)
-        return folder, run_comparison(prepared, opened, options, observer, stop)
+        with opened.watched_by(observer):
+            return folder, run_comparison(prepared, opened, options, observer, stop)
 
 
 def check(config: CompareConfig, folder: Path, header: dict[str, Any]) -> list[str]:
@@ -446,6 +449,7 @@ def _run_method(
                 outlook.took(chunk.losses.shape[1], now - tick, last=last)
             history.seconds, tick = history.seconds + now - tick, now
             observer.progress(label, done, float(np.mean(chunk.losses[:, -1])))
+            _tell_numbers(observer, label, chunk)
             if last:
                 break
             if stop():
@@ -483,6 +487,16 @@ def _run_method(
         **({"early": early} if early else {}),
         **({"aggregate": name_of(aggregate)} if aggregate else {}),
     }
+
+
+def _tell_numbers(observer: Observer, label: str, chunk: Chunk) -> None:
+    """The means over seeds of a chunk: the train loss of each round, held-out metrics after it."""
+    losses = chunk.losses.mean(axis=(0, 2)).tolist()
+    before = chunk.done - len(losses)
+    for i, loss in enumerate(losses[:-1], 1):
+        observer.numbers(label, before + i, {"train_loss": loss})
+    heldout = heldout_numbers({name: x_S.mean() for name, x_S in chunk.heldout.items()})
+    observer.numbers(label, chunk.done, {"train_loss": losses[-1], **heldout})
 
 
 def _looks(simulation: Simulation, history: _History) -> dict[str, Any]:

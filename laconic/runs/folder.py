@@ -24,7 +24,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -148,11 +148,17 @@ class Observer:
         laconic.compare(laconic.CompareConfig(), observer=Printer())
     """
 
+    def opened(self, folder: Path, header: Mapping[str, Any]) -> None:
+        """A run begins in that folder, or is taken up there."""
+
     def begin(self, label: str, total: int, done: int, rounds_each: int = 1) -> None:
         """`label` starts, or goes on after `done` of `total` steps of `rounds_each` rounds each."""
 
     def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:
         """Step `done` has that loss; in meta-training `norm` is that of the meta-gradient."""
+
+    def numbers(self, label: str, done: int, values: Mapping[str, float]) -> None:
+        """What a tracker shows of step `done`, by name; a training tells of it by `round`."""
 
     def round(self, row: Mapping[str, Any]) -> None:
         """A training has done a round, `row` is all about it: its loss as `progress`, its notes."""
@@ -168,6 +174,9 @@ class Observer:
 
     def note(self, text: str) -> None:
         """Something a person should know."""
+
+    def closed(self) -> None:
+        """The run is over, stopped or failed; nothing more comes."""
 
 
 class RunFolder:
@@ -282,6 +291,15 @@ class RunFolder:
         if kind is not None and issubclass(kind, CannotBegin):
             self._leave_nothing()
         self.close()
+
+    @contextlib.contextmanager
+    def watched_by(self, observer: Observer) -> Iterator[None]:
+        """Tell an observer when work in this folder begins and when it is over."""
+        observer.opened(self.path, self.header)
+        try:
+            yield
+        finally:
+            observer.closed()
 
     def _leave_nothing(self) -> None:
         """Remove a run that was refused before it computed anything, and the folders made for

@@ -366,6 +366,13 @@ def _initial(config: MetaConfig) -> Theta | None:
 
 
 def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str, Any]]]:
+    if jax.process_index():  # the first process writes the folder
+        return _steps(run, stop)
+    with run.folder.watched_by(run.observer):
+        return _steps(run, stop)
+
+
+def _steps(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str, Any]]]:
     config, start = run.config, time.monotonic()
     run.observer.begin(LABEL, config.steps, run.done, run.trainer.rounds_per_step)
     _replay(run)
@@ -449,7 +456,9 @@ def _show(run: MetaRun, since: int) -> None:
     """Tell the observer of the outer steps after `since`, each by its mean over tasks."""
     for step in range(since, run.done):
         loss = float(run.losses[step].mean())
-        run.observer.progress(LABEL, step + 1, loss, float(run.norms[step].mean()))
+        norm = float(run.norms[step].mean())
+        run.observer.progress(LABEL, step + 1, loss, norm)
+        run.observer.numbers(LABEL, step + 1, {"meta_loss": loss, "gradient_norm": norm})
 
 
 def _too_short(run: MetaRun, seconds: float) -> LaconicError:
@@ -523,6 +532,7 @@ def _judge(run: MetaRun) -> None:
             seconds=round(time.monotonic() - began, 3),
         )
         run.observer.judged(run.done, value, better)
+        run.observer.numbers(LABEL, run.done, {f"{which}_score": value})
     if run.best.step == run.done:
         run.publish()
 

@@ -167,7 +167,8 @@ def _finish(
     observer: Observer | None,
     stop: Callable[[], bool],
 ) -> tuple[Path, list[dict[str, Any]]]:
-    records = run_sweep(engine, points, folder, rule, config.points_at_once, observer, stop)
+    with folder.watched_by(observer := observer or Observer()):
+        records = run_sweep(engine, points, folder, rule, config.points_at_once, observer, stop)
     atomic.write_text(folder.path / "ranking.md", ranking_text(records))
     write_figure(records, folder.path / "ranking.png")
     return folder.path, records
@@ -278,6 +279,7 @@ def _run_chunks(
             outlook.took(min(done, engine.setting.evaluate_every), now - ticked, last=done == T)
             ticked = now
             observer.progress(engine.method, passed + done, loss)
+            observer.numbers(engine.method, passed + done, {"train_loss": loss})
             if done < T:  # the points of a whole chunk are written first
                 leave_if_asked()
 
@@ -287,13 +289,10 @@ def _run_chunks(
         seconds = round(time.monotonic() - began, 3)
         for p, i in enumerate(chunks[c]):
             if i not in recorded:  # some are, if a run died while it wrote this chunk
-                folder.append(
-                    "point",
-                    index=i,
-                    **_record(engine, points[i], outcome, p, rule),
-                    chunk=c,
-                    seconds=seconds,
-                )
+                record = _record(engine, points[i], outcome, p, rule)
+                folder.append("point", index=i, **record, chunk=c, seconds=seconds)
+                ends = {name: record[name] for name in ("minimum", "final")}
+                observer.numbers("points", i + 1, {**record["numbers"], **ends})
         recorded.update(chunks[c])
         passed += T
         if passed < total:

@@ -53,6 +53,7 @@ from laconic.runs.folder import (
 )
 from laconic.runs.measure import as_numbers, broken_metric, heldout_metrics
 from laconic.runs.settings import begun_with, read_config, require_same, settled
+from laconic.runs.trackers import heldout_numbers
 from laconic.runs.train_log import (
     LOOK,
     Log,
@@ -102,8 +103,8 @@ class TrainConfig:
     seed: int = 0
     """The seed of initial weights and minibatches."""
     compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, int8, int4, +ef; e.g.
-    topk:0.01+int8+ef."""
+    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, chunk-topk:0.01, int8, int4,
+    int2, +ef; e.g. topk:0.01+int8+ef; or sparseloco."""
     aggregate: str = "mean"
     """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
     krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
@@ -267,7 +268,8 @@ def _simulate(
     part = Part(
         replace(config, out=folder.path), task, engine, seal_of("alone", config), folder, observer
     )
-    part.carry_out(stop)
+    with folder.watched_by(observer):
+        part.carry_out(stop)
 
 
 # --- what a config stands for ---------------------------------------------------------------------
@@ -451,6 +453,7 @@ class Part:
     observer: Observer
     turn: Turn | None = None
     looks: dict[int, float] = field(default_factory=dict)  # held-out loss by round
+    seen: dict[str, float] = field(default_factory=dict)  # what a look after this round found
 
     def carry_out(self, stop: Callable[[], bool]) -> None:
         """All rounds, written down as they come, then the final weights and what they are worth."""
@@ -490,8 +493,9 @@ class Part:
     def _committed(self, loop: Loop, log: Log, report: Report, due: bool) -> None:
         """Write a round down, before its checkpoint, with a look at held-out data if one is due."""
         row = row_of(report)
+        self.seen = {}
         if self._looks_after(report):
-            row[LOOK] = as_numbers(look, loop.programs.task, report.shared)
+            row[LOOK] = self.seen = as_numbers(look, loop.programs.task, report.shared)
         if LOOK in row and self.config.patience is not None:
             self.looks[report.round] = row[LOOK][watched(self.task)]
             early = self._early()
@@ -535,7 +539,7 @@ class Part:
                 last = now
                 row = row_of(report)
                 log.complete(row)
-                self.observer.round(row)
+                self.observer.round({**row, LOOK: self.seen} if self.seen else row)
                 if stopping and report.round < loop.last:
                     raise Interrupted(
                         f"asked to stop after round {report.round} of {self.config.rounds}.",
@@ -587,4 +591,6 @@ class Part:
                 f"{broken} after the last round. The weights are saved in {self.folder.path}; mend "
                 "the metric and resume the training."
             )
+        if not self.seen:
+            self.observer.numbers("training", about["round"], heldout_numbers(heldout))
         log.end(**about, **counts, heldout=heldout, **({"early": early} if early else {}))

@@ -55,12 +55,13 @@ RC = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A value ± its error beside a reference value ± its own; no value is drawn as "–"."""
+    """A value ± its error beside a reference value ± its own; no value is drawn as "–". An error
+    may be two numbers, down and up."""
 
     group: int
     label: str
     value: float | None
-    error: float | None = None
+    error: float | tuple[float, float] | None = None
     reference: float | None = None
     reference_error: float | None = None
 
@@ -259,7 +260,8 @@ def draw_bars(ax: "Axes", bars: Bars) -> None:
             ax.text(at, 0, MISSING, ha="center", va="bottom", fontsize=7)
         else:
             look = {"color": bars.styles[bar.label].colour, "error_kw": {"lw": 0.8}}
-            ax.bar(at, bar.value, width, yerr=bar.error, **look)
+            error = np.reshape(bar.error, (2, 1)) if isinstance(bar.error, tuple) else bar.error
+            ax.bar(at, bar.value, width, yerr=error, **look)
         if bar.reference is not None:
             look = {"ecolor": INK, "elinewidth": 0.6, **DIAMOND}
             ax.errorbar(at, bar.reference, yerr=bar.reference_error, **look)

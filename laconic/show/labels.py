@@ -21,6 +21,7 @@ TITLES = {
     "diloco": "DiLoCo",
     "muloco": "MuLoCo",
     "snoo": "SNOO",
+    "sparseloco": "SparseLoCo",
     "fedavg": "FedAvg",
     "fedavgm": "FedAvgM",
     "fedexp": "FedExP",

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.methods import CHOSEN_BEFORE, TUNED
-from laconic.show import metrics
+from laconic.show import intervals, metrics
 from laconic.show.curves import Record, Style, method_styles, of_kind
 from laconic.show.labels import labels_of, numbers_meant
-from laconic.show.table import Table, count, duration, number, percent, with_error
+from laconic.show.table import Table, count, duration, number, percent, rounds, times, with_error
 from laconic.show.timing import Link, Traffic, seconds_to_loss
 from laconic.zoo import cards
 
@@ -55,15 +55,14 @@ def _row(record: Record, reference: Any, target: float | None, link: Link | None
         test = {name: float(np.mean(values)) for name, values in last.items()}
     more = {name: value for name, value in test.items() if name not in USUAL}
     smooth = np.stack([metrics.smoothed(curve) for curve in curves])
-    rounds = None if target is None else metrics.rounds_to_loss(curves, target)
+    taken = None if target is None else metrics.rounds_to_loss(curves, target)
     traffic = Traffic(**record["traffic"])
-    seconds = speedup = speedup_error = None
+    seconds = speedup = None
     if link is not None and record["step_seconds"] is not None:
         costs = record["local_steps"], record["step_seconds"]
-        seconds = seconds_to_loss(rounds, link, traffic, *costs)
+        seconds = seconds_to_loss(taken, link, traffic, *costs)
     if reference is not None:
         speedup = metrics.speedup(curves_of(reference), curves)
-        speedup_error = metrics.speedup_error(curves_of(reference), curves)
     return {
         "label": record["label"],
         "final_train": metrics.final_loss(curves),
@@ -71,15 +70,25 @@ def _row(record: Record, reference: Any, target: float | None, link: Link | None
         "test_loss": test.get("loss"),
         "test_accuracy": test.get("accuracy"),
         **({"test_metrics": more} if more else {}),
-        "rounds_to_target": rounds,
+        "rounds_to_target": taken,
         "speedup": speedup,
-        "speedup_error": speedup_error,
         "sent_megabytes": traffic.sent_bits * curves.shape[1] / 8e6,
         "received_megabytes": traffic.received_bits * curves.shape[1] / 8e6,
         "seconds_to_target": seconds,
         "diverged": int(np.sum(record["diverged"])),
         **_best_look(record),
+        **_intervals(record, reference, target, speedup),
     }
+
+
+def _intervals(record: Record, reference: Any, target: float | None, speedup: float | None) -> Row:
+    """The intervals of rounds and speedup; None where the number itself is not known."""
+    curves, found = curves_of(record), Row(rounds_interval=None, speedup_interval=None)
+    if target is not None and metrics.rounds_to_loss(curves, target) is not None:
+        found["rounds_interval"] = intervals.rounds_interval(curves, target)
+    if speedup is not None and record is not reference:
+        found["speedup_interval"] = intervals.speedup_interval(curves_of(reference), curves)
+    return found
 
 
 def _best_look(record: Record) -> Row:
@@ -105,9 +114,21 @@ def methods_of(records: Sequence[Record]) -> list[Record]:
     return [{**m, "word": m["label"], "label": shown[m["label"]]} for m in methods]
 
 
+def with_intervals(records: Sequence[Record]) -> Record:
+    """The last "summary" record; an old one is given the intervals that it lacks, once."""
+    summary = of_kind(records, "summary")[-1]
+    methods = {m["label"]: m for m in of_kind(records, "method")}
+    reference = methods.get(summary["reference"])
+    for row in summary["rows"]:
+        if "speedup_interval" not in row:
+            known = row["speedup"]
+            row |= _intervals(methods[row["label"]], reference, summary["target_loss"], known)
+    return summary
+
+
 def summary_of(records: Sequence[Record]) -> Record:
     """The "summary" record that counts, the last, under the labels of `methods_of`."""
-    summary = of_kind(records, "summary")[-1]
+    summary = with_intervals(records)
     shown = {m["word"]: m["label"] for m in methods_of(records)}
     rows = [{**row, "label": shown.get(row["label"], row["label"])} for row in summary["rows"]]
     reference = summary["reference"]
@@ -139,9 +160,10 @@ def _columns(summary: Record, link_given: bool) -> list[Column]:
     found = [Column("method", lambda r: r["label"])]
     if target is not None:
         name = f"rounds to {number(target)}"
-        found.append(Column(name, lambda r: count(r["rounds_to_target"]), "rounds_to_target", min))
+        taken = lambda r: rounds(r["rounds_to_target"], r["rounds_interval"])
+        found.append(Column(name, taken, "rounds_to_target", min))
     if summary["reference"] is not None:
-        ratio = lambda r: with_error(r["speedup"], r["speedup_error"], "×")
+        ratio = lambda r: times(r["speedup"], r["speedup_interval"])
         found.append(Column("speedup", ratio, "speedup", max))
     if link_given and target is not None:
         name = f"time to {number(target)}"

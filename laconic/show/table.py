@@ -1,13 +1,15 @@
 """Tables and numbers for people.
 
-- `number`, `with_error`, `signed`, `count`, `plural`, `percent`, `duration`: a value as text.
+- `number`, `with_error`, `rounds`, `times`, `signed`, `count`, `plural`, `percent`, `duration`:
+  a value as text.
 - `Table`: formatted cells under headers. `markdown()` gives its text, rich's `Console.print` shows
   it in a terminal, `groups()` gives one table for each value of the first column;
   `show.page.table` makes it HTML.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +50,26 @@ def with_error(value: float | None, error: float | None, unit: str = "") -> str:
         return text + unit
     shown = f"{error:.1e}" if "e" in text else f"{error:.{len(text.partition('.')[2])}f}"
     return f"{text}{unit} ± {shown if float(shown) else f'{error:.1g}'}"
+
+
+def with_interval(
+    value: str, interval: Sequence[float | None] | None, end: Callable[[float], str] = number
+) -> str:
+    """A value as text and its interval in brackets; an end that stands for "never" is –."""
+    if interval is None:
+        return value
+    ends = [MISSING if not x or math.isinf(x) else end(x) for x in interval]
+    return f"{value} [{', '.join(ends)}]"
+
+
+def rounds(value: int | None, interval: Sequence[float | None] | None = None) -> str:
+    """A number of rounds and its interval."""
+    return with_interval(count(value), interval, lambda x: count(round(x)))
+
+
+def times(value: float | None, interval: Sequence[float | None] | None = None) -> str:
+    """How many times as fast, and its interval."""
+    return with_interval(MISSING if value is None else f"{number(value)}×", interval)
 
 
 def signed(value: float | None) -> str:

@@ -94,6 +94,17 @@ def round_seconds(link: Link, traffic: Traffic, local_steps: int, step_seconds: 
     return local_steps * step_seconds + latency + up + down
 
 
+def streamed_seconds(
+    link: Link, traffic: Traffic, local_steps: int, step_seconds: float, count: int, delay: int
+) -> float:
+    """Seconds of a round in `count` equal fragments: the local steps, and what is left of each
+    exchange, 2·latency + (sent + received)/count/bandwidth, once `delay` local steps are over."""
+    whole = round_seconds(link, traffic, 0, 0.0)
+    latency = 2 * link.latency_seconds if traffic.bits else 0.0
+    exchange = latency + (whole - latency) / count
+    return local_steps * step_seconds + count * max(0.0, exchange - delay * step_seconds)
+
+
 def seconds_to_loss(
     rounds: int | None, link: Link, traffic: Traffic, local_steps: int, step_seconds: float
 ) -> float | None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from laconic.show import metrics
+from laconic.show import intervals, metrics
 from laconic.show.curves import Record, of_kind
-from laconic.show.summary import Row, bounds, methods_of, rivals_of, summary_of
+from laconic.show.summary import Row, bounds, curves_of, methods_of, rivals_of, summary_of
 from laconic.show.table import count, duration, number
+
+FEW = 5  # seeds, of which intervals begin to mean what they say
 
 
 def verdict(records: Sequence[Record]) -> str:
@@ -42,11 +44,15 @@ def verdict(records: Sequence[Record]) -> str:
             told = f"{reference['label']}, which took {count(taken)}"
             return f"No method reached {goal} in fewer rounds than {told}."
         gain = f"{count(taken)} rounds instead of {count(theirs)}: {_fewer(taken, theirs)}"
-        return f"{name} reached {goal} in {gain}{_doubt(arrived[0] if own else {})}."
+        interval = arrived[0]["speedup_interval"]
+        if not own:
+            interval = _times_fewer(records, arrived[0], reference, target)
+        return f"{name} reached {goal} in {gain}{_doubt(interval)}."
     if len(arrived) == 1:
         return f"Only {name} reached {goal}, in {count(taken)} rounds of {rounds}."
     second = f"{arrived[1]['label']}, took {count(arrived[1]['rounds_to_target'])}"
-    return f"{name} reached {goal} first, in {count(taken)} rounds; the next, {second}."
+    doubt = _doubt(_times_fewer(records, arrived[0], arrived[1], target))
+    return f"{name} reached {goal} first, in {count(taken)} rounds; the next, {second}{doubt}."
 
 
 def _fewer(ours: int, theirs: int) -> str:
@@ -56,13 +62,21 @@ def _fewer(ours: int, theirs: int) -> str:
     return f"{share:.0f} % fewer" if share >= 1 else f"{theirs - ours} fewer"
 
 
-def _doubt(row: Row) -> str:
-    """Two standard errors that reach down to "no gain" belong into the sentence that claims one."""
-    speedup, error = row.get("speedup"), row.get("speedup_error")
-    if speedup is None or not error or speedup - 2 * error > 1:
+def _times_fewer(
+    records: Sequence[Record], ours: Row, theirs: Row, target: float
+) -> Sequence[float] | None:
+    """The interval of how many times fewer rounds one method needs than another."""
+    curves = {method["label"]: curves_of(method) for method in methods_of(records)}
+    return intervals.ratio_interval(curves[theirs["label"]], curves[ours["label"]], target)
+
+
+def _doubt(interval: Sequence[float] | None) -> str:
+    """An interval that reaches down to "no gain" belongs into the sentence that claims one."""
+    if interval is None or interval[0] > 1:
         return ""
-    doubt = f"the error of that speedup (± {error:.2g}) leaves open whether it is a gain at all"
-    return f", though {doubt}"
+    low, high = (number(end) if end else "never" for end in interval)
+    doubt = f"the 95 % interval of that gain over seeds ({low} to {high} times)"
+    return f", though {doubt} leaves open whether it is one at all"
 
 
 def _lowest_loss(rows: Sequence[Row], rounds: str) -> str:
@@ -87,9 +101,12 @@ def notes(records: Sequence[Record]) -> list[str]:
     if fastest is not None and reference in timed and reference != fastest:
         times = [f"{label} {duration(timed[label])}" for label in (fastest, reference)]
         found.append(f"On a {config['link']} link that takes {' and '.join(times)}.")
-    if max(len(method["train"]) for method in methods) == 1:
+    seeds = max(len(method["train"]) for method in methods)
+    if seeds == 1:
         chance = "One seed was run: small differences may be chance."
         found.append(f"{chance} Run several seeds to see an error.")
+    elif seeds < FEW:
+        found.append(f"{seeds} seeds were run: intervals of so few are too narrow.")
     for method in methods:
         bad, seeds = sum(method["diverged"]), len(method["diverged"])
         if bad:

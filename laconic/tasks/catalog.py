@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from laconic.data import imagenet, images, text
+from laconic.data import imagenet, images, speakers, text
 from laconic.data.bpe import BYTES
 from laconic.data.splits import (
     HALVES,
@@ -130,6 +130,10 @@ def _text(options: Options) -> Dataset:
     return text.load(options["file"] or None, options["context"], vocabulary=size, lines=lines)
 
 
+def _speakers(options: Options) -> Dataset:
+    return speakers.load(options["file"] or None, options["context"], options["least"])
+
+
 _mlp2 = partial(_mlp, 2)
 _mlp3 = partial(_mlp, 3)
 _mlp4 = partial(_mlp, 4)
@@ -196,6 +200,12 @@ TASKS: dict[str, NamedTask] = {
     ),
     "lm-bytes": NamedTask(
         "next byte of a text (by default Python's own library), decoder", _text, _byte_lm, _DECODER
+    ),
+    "lm-speakers": NamedTask(
+        "next byte of Shakespeare's speakers, who are natural clients; decoder",
+        _speakers,
+        _byte_lm,
+        _DECODER | {"context": 80, "least": speakers.LEAST},
     ),
     "cifar10-resnet50": NamedTask("CIFAR-10, ResNet-50", _cifar10, _resnet, _RESNET50),
     "cifar10-deit-tiny": NamedTask(

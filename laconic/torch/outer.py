@@ -3,7 +3,7 @@
 Set `.grad` to the mean over workers of Δ = W_before − W_after, the parameters being back at
 W_before, and `.step()`.
 """
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 # Where PyTorch is not installed, pyright takes this folder for it.
 
 import math

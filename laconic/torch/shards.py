@@ -4,7 +4,7 @@ The step works on the part of each tensor that this process holds. Only means an
 processes, and all of them are here. `Shard` of any axis, in even or uneven parts, and `Replicate`
 will do, on meshes of any number of dimensions.
 """
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 # Where PyTorch is not installed, pyright takes this folder for it.
 
 import math
@@ -111,8 +111,10 @@ def zeros(p: Any, shape: tuple[int, ...], averaged: int | None) -> torch.Tensor:
     own = (1 if axis == averaged else n for axis, n in enumerate(held(p).shape))
     local = new((*shape[:lead], *own))
     placements = _placements(p, lead, averaged)
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, p.device_mesh, placements, shape=shape, stride=stride)
+    whole = torch.empty(shape, device="meta")
+    return DTensor.from_local(
+        local, p.device_mesh, placements, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def _placements(p: Any, lead: int, averaged: int | None = None) -> list[Any]:

@@ -7,6 +7,7 @@ for.
 from typing import TYPE_CHECKING, Any
 
 from laconic.zoo.card import Card, to_markdown
+from laconic.zoo.exchange import pull, push
 from laconic.zoo.file import cards, export, faults, published
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ __all__ = [
     "load",
     "publish",
     "published",
+    "pull",
+    "push",
     "to_markdown",
 ]
 

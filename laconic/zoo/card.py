@@ -3,6 +3,7 @@
 A schema says what the JSON of a card or a file must look like; the first fault is told in words.
 """
 
+import json
 import re
 import reprlib
 import sys
@@ -227,8 +228,11 @@ def from_json(data: Any, source: str) -> Card:
         raise LaconicError(f"{source}: {error}") from None
 
 
-def to_markdown(card: Card) -> str:
-    """The card as a page: how to use it, how it was trained, what it reaches, its limits."""
+def to_markdown(card: Card, source: str | None = None) -> str:
+    """The card as a page: how to use it, how it was trained, what it reaches, its limits.
+
+    `source` is what `load` is given there; by default the optimizer's name.
+    """
     facts = [
         (
             "architecture",
@@ -259,7 +263,7 @@ def to_markdown(card: Card) -> str:
     parts = [
         f"# {card.name}",
         _prose(card.summary),
-        _usage(card),
+        _usage(card, source or card.name),
         "## Training",
         _table(("what", "value"), facts),
     ]
@@ -274,11 +278,11 @@ def to_markdown(card: Card) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _usage(card: Card) -> str:
+def _usage(card: Card, source: str) -> str:
     more = "" if card.workers is None else f", worker_deltas=leaves [{card.workers}, …]"
     lines = [
         "import laconic",
-        f'published = laconic.load("{card.name}")',
+        f"published = laconic.load({json.dumps(source, ensure_ascii=False)})",
         f"tx = published.optax()  # tx.update(mean_delta, state, params{more}), as any optax "
         "optimizer",
     ]

@@ -21,6 +21,7 @@ from laconic.architecture import RELATIVE, Architecture
 from laconic.errors import LaconicError, unknown
 from laconic.relative import RelativeArchitecture
 from laconic.store import atomic, sealed
+from laconic.zoo import hub, repository
 from laconic.zoo.card import (
     ARCHITECTURE,
     NUMBER,
@@ -41,7 +42,6 @@ FORMAT = "laconic-optimizer"
 VERSION = 4
 BEFORE_RELATIVE = 3
 SUFFIX = ".safetensors"
-LARGEST_BYTES = 2**28  # twice what the widest allowed φ takes
 LEARNED: dict[str, Schema] = {
     "architecture": ARCHITECTURE,
     "workers": nullable(whole(1, 4096)),
@@ -133,10 +133,11 @@ def _stored(name: str) -> str:
 def _unseal(path: Path) -> sealed.Contents:
     if not os.path.isfile(path):
         raise LaconicError(
-            f"{path} is not a file: give a {SUFFIX} file, or the name of a published optimizer."
+            f"{path} is not a file: give a {SUFFIX} file, a folder that laconic zoo push made, or "
+            "the name of a published optimizer."
         )
     size = path.stat().st_size
-    if size > LARGEST_BYTES:
+    if size > repository.LARGEST_WEIGHTS:
         raise LaconicError(
             f"{path} has {size} bytes, more than any learned optimizer: it must be something else."
         )
@@ -302,8 +303,41 @@ def _survey() -> dict[str, Card | LaconicError]:
     return found
 
 
-def locate(name_or_path: str | os.PathLike[str]) -> Path:
-    """The file meant, which need not exist if it was given as a path."""
+def locate(name_or_path: str | os.PathLike[str], sha256: str | None = None) -> Path:
+    """The file meant, which need not exist if it was given as a path.
+
+    A folder is one in the Hub's layout; user/repo, where nothing here has that path, is fetched.
+    With a `sha256`, any other file than that one is refused.
+    """
+    path = _meant(name_or_path)
+    if os.path.isdir(path) and repository.is_there(os.listdir(path)):
+        path = _in_repository(path)
+    elif not os.path.exists(path) and (repo := hub.repo_from(os.fspath(name_or_path))):
+        try:
+            folder = hub.download(repo, (repository.CONFIG, repository.WEIGHTS))
+        except hub.Unreached as error:
+            raise LaconicError(f"{repo} is no file or folder here, and {error}") from None
+        path = _in_repository(folder)
+    if sha256 is not None:
+        if wrong := fault(sha256, repository.SHA256, "sha256"):
+            raise LaconicError(f"{wrong}.")
+        repository.check_sha256(path, sha256, "you")
+    return path
+
+
+def _in_repository(folder: Path) -> Path:
+    """The weights in a folder, once they are those that its config tells of."""
+    path, learned = repository.weights_in(folder)
+    if fields_of(read_meta(path)[0]) != learned:
+        raise LaconicError(
+            f"{folder}: {repository.CONFIG} tells of another optimizer than {path.name} holds. Use "
+            "another copy."
+        )
+    return path
+
+
+def _meant(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file or folder that a name or path stands for, whether or not it exists."""
     text = os.fspath(name_or_path)
     separators = {"/", os.sep, os.altsep or os.sep}
     is_path = isinstance(name_or_path, os.PathLike) or text.endswith((SUFFIX, *CARD_SUFFIXES))

@@ -142,12 +142,14 @@ class Published:
             )
 
 
-def load(name_or_path: str | os.PathLike[str]) -> Published:
+def load(name_or_path: str | os.PathLike[str], *, sha256: str | None = None) -> Published:
     """A published optimizer.
 
     Args:
-        name_or_path: a name of `published()`, or a file: anything with a path separator or ending
-            in .safetensors.
+        name_or_path: a name of `published()`; the path of a .safetensors file, or of a folder in
+            the Hugging Face Hub's layout; or user/repo or user/repo@revision on the Hub, where
+            nothing here has that path.
+        sha256: of the file of weights, as `sha256sum` tells it; another file is refused.
 
     Returns:
         The optimizer with its weights and card; `.outer()` is for a round, `.optax()` for a loop of
@@ -159,7 +161,7 @@ def load(name_or_path: str | os.PathLike[str]) -> Published:
         >>> learned.learned.architecture
         'lopt-a'
     """
-    opened = file.read(locate(name_or_path))
+    opened = file.read(locate(name_or_path, sha256))
     with jax.ensure_compile_time_eval():  # numbers, even while a caller is traced
         theta = {name: jnp.asarray(x) for name, x in opened.theta.items()}
     own = vars(opened.architecture)

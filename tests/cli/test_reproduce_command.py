@@ -18,6 +18,12 @@ def test_the_list_has_every_name_and_what_the_full_scale_needs(capfd):
     assert all(line.split()[0] == "full:" for line in lines[1::2])
 
 
+def test_the_list_says_how_far_each_was_run(capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = laconic(capfd, "reproduce", "--list")
+    assert all(line.endswith("on record here: not run") for line in out.splitlines()[1::2])
+
+
 def test_help_names_experiments_and_flags(capfd):
     code, out, _ = laconic(capfd, "reproduce", "--help")
     assert code == 0

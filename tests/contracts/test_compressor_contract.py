@@ -14,8 +14,9 @@ from tests import reference_compress as twin
 from tests.outer.trees import QUICK, assert_close, float64, random_tree
 
 LOSSLESS, ROUNDING = ["dense"], ["int8", "int4", "topk:0.25+int8", "tensor-topk:0.5+int4"]
-BASES = [*LOSSLESS, "topk:0.1", "tensor-topk:0.3", *ROUNDING]
-SPECS = [*BASES, *[f"{base}+ef" for base in BASES]]
+BINNED = ["topk:0.2+int2", "chunk-topk:0.1+int2"]
+BASES = [*LOSSLESS, "topk:0.1", "tensor-topk:0.3", "chunk-topk:0.2", *ROUNDING, *BINNED]
+SPECS = [*BASES, *[f"{base}+ef" for base in BASES], "int2+ef:0.5", "sparseloco", "sparseloco:0.3"]
 SHAPES = {
     "a": (13, 11),
     "b": (7,),
@@ -28,6 +29,8 @@ ONE_VECTOR = [
     "int8",
     "int4",
     "topk:0.25+int8",
+    "chunk-topk:0.1",
+    "chunk-topk:0.1+int2",
 ]  # with one tensor, by tensor is no other way
 
 
@@ -70,9 +73,20 @@ def fresh(spec: str, delta: Any, seed: int = 0) -> tuple[Any, Any, Any]:
 def parts_of(spec: str) -> tuple[bool, float, int]:
     """(tensor by tensor, fraction kept, bits of a value) by another parser than the package's; 0
     bits: float32."""
-    words = spec.removesuffix("+ef").split("+")
+    if spec.startswith("sparseloco"):
+        return True, float((spec + ":0.015625").split(":")[1]), 2
+    words = spec.split("+ef")[0].split("+")
     fraction = next((float(w.split(":")[1]) for w in words if "topk" in w), 1.0)
-    return words[0].startswith("tensor"), fraction, {"int8": 8, "int4": 4}.get(words[-1], 0)
+    return (
+        words[0].startswith(("tensor", "chunk")),
+        fraction,
+        int(words[-1].partition("int")[2] or 0),
+    )
+
+
+def in_chunks(spec: str) -> bool:
+    """Whether entries compete within chunks."""
+    return spec.startswith(("chunk", "sparseloco"))
 
 
 def bits_of(spec: str, shapes: Any) -> int:
@@ -81,7 +95,12 @@ def bits_of(spec: str, shapes: Any) -> int:
     sizes = [int(np.prod(s)) for s in shapes.values()]
     total = 0
     for n in sizes if by_tensor else [sum(sizes)]:
-        if "topk" not in spec:
+        k = twin.count_kept(n, fraction) if "topk" in spec else n
+        if in_chunks(spec):
+            total += twin.chunk_topk_bits(n, fraction, binned=width == 2)
+        elif width == 2:
+            total += twin.binned_bits(k) + (twin.index_bits(n, k) if "topk" in spec else 0)
+        elif "topk" not in spec:
             total += twin.quantised_bits(n, width) if width else twin.dense_bits(n)
         else:
             total += (
@@ -103,6 +122,8 @@ def read_codes(levels: np.ndarray, k: int, width: int) -> list[int]:
     """Signed bytes, or nibbles with 8 added, the lower one first."""
     if width == 8:
         return [int(x) for x in levels.view(np.int8)]
+    if width == 2:
+        return [(int(levels[i // 4]) >> (2 * (i % 4))) & 3 for i in range(k)]
     return [((int(levels[i // 2]) >> (4 * (i % 2))) & 15) - 8 for i in range(k)]
 
 
@@ -119,6 +140,7 @@ def messages_in(spec: str, delta: Any, payload: Any, key: Any) -> list[tuple[np.
     [
         *((spec, SHAPES) for spec in BASES),
         *((spec, shapes) for spec in ONE_VECTOR for shapes in ODD),
+        ("chunk-topk:0.02+int2", {"a": (91, 97), "b": (4096,)}),  # three chunks of 2943, and one
     ],
     ids=lambda x: (
         x if isinstance(x, str) else f"{sum(int(np.prod(s)) for s in x.values())} entries"
@@ -136,7 +158,13 @@ def test_the_wire_holds_what_the_twin_would_send(spec, shapes):
     for x, part, key in messages_in(spec, delta, payload, jax.random.key(9)):
         n, k = len(x), twin.count_kept(len(x), fraction)
         indices, values = list(range(n)), part
-        if "topk" in spec:
+        if in_chunks(spec):
+            pieces = twin.chunks_of(n)
+            size, k = pieces[0][1], twin.count_kept(pieces[0][1], fraction)
+            inside = read_indices(part.indices, k * len(pieces), size)
+            indices, values = [i + size * (j // k) for j, i in enumerate(inside)], part.values
+            assert indices == twin.chunk_topk_indices(x, fraction)
+        elif "topk" in spec:
             indices, values = read_indices(part.indices, k, n), part.values
             assert indices == twin.topk_indices(x, k)
         expected = np.zeros(n)
@@ -148,6 +176,12 @@ def test_the_wire_holds_what_the_twin_would_send(spec, shapes):
 def rounded(x: np.ndarray, values: Any, width: int, key: Any) -> np.ndarray:
     """What the codes on the wire say, once they are shown to be the twin's codes for the same
     noise."""
+    if width == 2:
+        sent = read_codes(values.codes, len(x), 2)
+        assert sent == twin.bin_codes(x)
+        means = twin.bin_means(x, sent)
+        np.testing.assert_allclose(values.means, means, rtol=1e-5, atol=1e-9)
+        return np.asarray(values.means, np.float64)[sent]
     L, noise = twin.levels(width), np.asarray(jax.random.uniform(key, (len(x),)), np.float64)
     codes, scales = twin.quantise_codes(x, width, noise)
     sent = read_codes(values.levels, len(x), width)
@@ -202,7 +236,7 @@ def test_zeros_stay_zeros(spec):
     assert len(payload_bytes(payload)) > 0
 
 
-@pytest.mark.parametrize("spec", [*BASES, "topk:0.25+int8+ef"])
+@pytest.mark.parametrize("spec", [*BASES, "topk:0.25+int8+ef", "sparseloco"])
 def test_the_same_key_gives_the_same_bytes_alone_or_in_a_vmap(spec):
     deltas = [random_tree(SHAPES, seed) for seed in (1, 2, 3)]
     stacked = jax.tree.map(lambda *x: jnp.stack(list(map(jnp.asarray, x))), *deltas)
@@ -216,7 +250,9 @@ def test_the_same_key_gives_the_same_bytes_alone_or_in_a_vmap(spec):
         )
         assert payload_bytes(alone[0]) == payload_bytes(fresh(spec, delta, seed=4 + i)[0])
     other = payload_bytes(fresh(spec, deltas[0], seed=77)[0])
-    assert (other != payload_bytes(fresh(spec, deltas[0], seed=4)[0])) == (parts_of(spec)[2] > 0)
+    assert (other != payload_bytes(fresh(spec, deltas[0], seed=4)[0])) == (
+        parts_of(spec)[2] in (4, 8)
+    )
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -247,6 +283,31 @@ def test_error_feedback_follows_the_twin(base, compress):
         sent = worker({name: x[t] for name, x in float64(deltas_T).items()})
         assert_close({name: x[t] for name, x in sent_T.items()}, sent, 1e-6, f"round {t}")
     assert_close(state[0], worker.e, 1e-6, "residual")
+
+
+@pytest.mark.parametrize(("spec", "fraction"), [("sparseloco", 64 / 4096), ("sparseloco:0.1", 0.1)])
+def test_sparseloco_follows_the_twin(spec, fraction):
+    """e ← 0.95·e + Δ, of which the largest of each chunk are sent in 2 bits."""
+    shapes = {"a": (91, 97), "b": (7,), "c": ()}
+    deltas_T = random_tree({name: (8, *s) for name, s in shapes.items()}, 6, 1e-2)
+    state, sent_T = jax.device_get(
+        subject(spec).rounds(deltas_T, jax.random.split(jax.random.key(0), 8))
+    )
+    worker = twin.ErrorFeedback(lambda tree: twin.sparseloco(tree, fraction), decay=0.95)
+    for t in range(8):
+        sent = worker({name: x[t] for name, x in float64(deltas_T).items()})
+        assert_close({name: x[t] for name, x in sent_T.items()}, sent, 1e-5, f"round {t}")
+    assert_close(state[0], worker.e, 1e-5, "residual")
+
+
+def test_sparselocos_bits_are_those_of_the_paper():
+    """64 of 4,096 at 12 + 2 bits; four means a tensor."""
+    one = {"w": np.zeros((64, 64), np.float32)}
+    assert parse_compressor("sparseloco").bits(one) == 64 * (12 + 2) + 4 * 32
+    many = {"w": np.zeros((1024, 1024), np.float32), "b": np.zeros(1024, np.float32)}
+    bits = 256 * 64 * (12 + 2) + 4 * 32 + 16 * (10 + 2) + 4 * 32
+    assert parse_compressor("sparseloco").bits(many) == bits
+    assert twin.sparseloco_bits([1024 * 1024, 1024]) == bits
 
 
 @pytest.mark.parametrize("spec", ROUNDING)
@@ -297,6 +358,9 @@ def test_what_cannot_be_parsed_says_so(raises_clearly):
         "topk:0.1+topk:0.1": ["out of place"],
         "ef+int8": ["'ef' is out of place"],
         "int8+ef+ef": ["is out of place in 'int8+ef+ef'"],
+        "sparseloco:2": ["'sparseloco:2' needs the fraction"],
+        "sparseloco+ef": ["'sparseloco' is out of place", "sparseloco alone"],
+        "int8+ef:0": ["'ef:0' needs the share of the residual", "ef:0.95"],
         "ef": ["'ef' remembers", "name one before it", "topk:0.01+ef"],
         "topk:0.1+": ["unknown compressor ''"],
     }.items():

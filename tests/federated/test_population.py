@@ -167,6 +167,8 @@ SETTING = Setting(K, 1, B, 2, (0,), 2, Federated(N))
         ({"dropout": 1.0}, ["federated.dropout", "below 1"]),
         ({"least_work": 0.0}, ["federated.least_work", "above 0"]),
         ({"weighting": "size"}, ["samples, uniform or fednova", "'size'"]),
+        ({"partition": "own"}, ["drawn or natural", "'own'"]),
+        ({"partition": "natural", "clients": 9}, ["leave federated.clients", "out"]),
     ],
 )
 def test_impossible_numbers_are_refused(options, parts, raises_clearly):
@@ -197,6 +199,37 @@ def test_tasks_that_cannot_be_divided_are_refused(raises_clearly):
     streamed = replace(tiny.task(), feed=Streamed({}, lambda: iter(())))
     with raises_clearly("streams its data"):
         settle(Federated(4), streamed, 2, 4, RUNS, (0,))
+
+
+def test_natural_clients_keep_the_rows_that_the_data_gives_them(digits, raises_clearly):
+    owners = np.repeat([2, 0, 1, 2], [5, 9, 4, 2]).astype(np.int32)
+    feed = Resident({"train": {"x": jnp.zeros((20, 2)), "client": jnp.asarray(owners)}})
+    options = Federated(partition="natural")
+    assert options.words() == "partition=natural"
+    plan, population = settle(options, replace(tiny.task(), feed=feed), 2, 3, RUNS, (0, 1))
+    assert (plan.clients, plan.local_steps, plan.uneven) == (3, 3, True)
+    assert population.sizes.tolist() == [[9, 4, 7]] * 2
+    own = [rows[:n].tolist() for rows, n in zip(population.rows[0], [9, 4, 7], strict=True)]
+    assert own == [list(range(5, 14)), list(range(14, 18)), [0, 1, 2, 3, 4, 18, 19]]
+    with raises_clearly("has no clients of its own", "lm-speakers"):
+        settle(options, digits, 2, 3, RUNS, (0,))
+    with raises_clearly("4 of 3 clients", "lower workers"):
+        settle(options, replace(tiny.task(), feed=feed), 4, 3, RUNS, (0,))
+
+
+def test_speakers_of_shakespeare_train_as_clients(real_data):
+    real_data("text")
+    task = make_task("lm-speakers:hidden=8,heads=1,layers=1,context=80")
+    setting = Setting(
+        workers=4, batch=30, rounds=2, evaluate_every=2, federated=Federated(partition="natural")
+    )
+    simulation = Simulation(task, parse_method("fedavg:gamma=0.5", 4), setting)
+    assert simulation.plan is not None
+    assert (simulation.plan.clients, simulation.plan.uneven) == (105, True)
+    (chunk,) = simulation.run(simulation.start())
+    assert chunk.losses.shape == (1, 2, 4)
+    assert np.isfinite(chunk.losses).all()
+    assert float(chunk.heldout["loss"][0]) < 5.7  # of 256 bytes, all alike: 5.55, as it begins
 
 
 def test_labels_must_be_classes(raises_clearly):

@@ -55,7 +55,8 @@ def records(seeds=3, rounds=40, first=0, sent=3_500_352):
 
 def summary_of(rows, target=None):
     """Records with a summary of these rows: label → fields; what is not given is None."""
-    fields = ("speedup", "speedup_error", "rounds_to_target", "final_train", "final_train_error")
+    fields = ("speedup", "speedup_interval", "rounds_to_target", "rounds_interval")
+    fields += ("final_train", "final_train_error")
     fields += ("test_loss", "test_accuracy", "sent_megabytes")
     full = [{"label": label, **dict.fromkeys(fields), **given} for label, given in rows.items()]
     return [{"kind": "summary", "target_loss": target, "reference": "Local SGD", "rows": full}]

@@ -31,7 +31,7 @@ def two_panels():
     numbers = {
         "a": {
             "Local SGD": {"speedup": 1.0},
-            "SlowMo": {"speedup": 3.5, "speedup_error": 0.25},
+            "SlowMo": {"speedup": 3.5, "speedup_interval": [3.25, 3.75]},
             "LOpt-A": {},
         },
         "b": {
@@ -45,9 +45,11 @@ def two_panels():
 
 def test_a_row_has_both_numbers_and_their_difference():
     row = pick(rows_of(*two_panels()), "a", "SlowMo")
-    assert (row["ours"], row["error"], row["paper"], row["paper_error"], row["difference"]) == (
+    keys = ("ours", "error", "interval", "paper", "paper_error", "difference")
+    assert tuple(row[key] for key in keys) == (
         3.5,
-        0.25,
+        None,
+        [3.25, 3.75],
         4,
         0.4,
         -0.5,

@@ -70,9 +70,6 @@ def summary_record(methods, reference, target, link):
             "test_accuracy": last.get("accuracy"),
             "rounds_to_target": rounds,
             "speedup": None if reference is None else metrics.speedup(curves[reference], ours),
-            "speedup_error": None
-            if reference is None
-            else metrics.speedup_error(curves[reference], ours),
             "sent_megabytes": m["traffic"]["sent_bits"] * ours.shape[1] / 8e6,
             "received_megabytes": m["traffic"]["received_bits"] * ours.shape[1] / 8e6,
             "seconds_to_target": None if rounds is None or link is None else 0.1 * rounds,

@@ -12,11 +12,13 @@ from laconic.show.verdict import notes, verdict
 from tests.show.made_up import LINK, diverging, usual
 
 FIELDS = ("label", "final_train", "final_train_error", "test_loss", "test_accuracy")
-FIELDS += ("rounds_to_target", "speedup", "speedup_error", "sent_megabytes", "received_megabytes")
-FIELDS += ("seconds_to_target", "diverged")
-SGD = ("local-sgd", 0.2241, 0.0031, 0.4, 0.871, 984, 1.0, 0.0, 437.5, 437.5, 240.0, 0)
-SLOWMO = ("slowmo", 0.1139, 0.001, 0.35, 0.893, 210, 984 / 210, 0.31, 4.375, 437.5, 51.2, 0)
-FEDADAM = ("fedadam", None, None, None, 0.9, None, None, None, 0.0, 437.5, None, 2)
+FIELDS += ("rounds_to_target", "rounds_interval", "speedup", "speedup_interval")
+FIELDS += ("sent_megabytes", "received_megabytes", "seconds_to_target", "diverged")
+SGD = ("local-sgd", 0.2241, 0.0031, 0.4, 0.871)
+SGD += (984, [966.0, None], 1.0, None, 437.5, 437.5, 240.0, 0)
+SLOWMO = ("slowmo", 0.1139, 0.001, 0.35, 0.893)
+SLOWMO += (210, [203.0, 1001.0], 984 / 210, [4.31, 4.9012], 4.375, 437.5, 51.2, 0)
+FEDADAM = ("fedadam", None, None, None, 0.9, None, None, None, None, 0.0, 437.5, None, 2)
 ROWS = [dict(zip(FIELDS, values, strict=True)) for values in (SGD, SLOWMO, FEDADAM)]
 SUMMARY = {"kind": "summary", "target_loss": 0.2239, "reference": "local-sgd", "rows": ROWS}
 
@@ -25,8 +27,8 @@ def test_the_table_says_each_number_once_and_missing_ones_as_dashes():
     shown = table_of(SUMMARY, link_given=True)
     assert dict(zip(shown.headers, zip(*shown.rows, strict=True), strict=True)) == {
         "method": ("local-sgd", "slowmo", "fedadam"),
-        "rounds to 0.224": ("984", "210", "–"),
-        "speedup": ("1.00×", "4.69× ± 0.31", "–"),
+        "rounds to 0.224": ("984 [966, –]", "210 [203, 1,001]", "–"),
+        "speedup": ("1.00×", "4.69× [4.31, 4.90]", "–"),
         "time to 0.224": ("4 min", "51 s", "–"),
         "final train loss": ("0.224 ± 0.003", "0.114 ± 0.001", "–"),
         "test accuracy": ("87.1 %", "89.3 %", "90.0 %"),
@@ -77,7 +79,8 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
         row |= {
             "rounds_to_target": n,
             "speedup": 3.0,
-            "speedup_error": 0.1,
+            "speedup_interval": [2.8, 3.2],
+            "rounds_interval": None,
             "final_train": 0.5 - 0.1 * i,
             **changes,
         }
@@ -104,10 +107,11 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
             "fewer.",
         ),
         (
-            judged([984, 210], speedup=1.2, speedup_error=0.15),
+            judged([984, 210], speedup=1.2, speedup_interval=[0, 1.4]),
             "SlowMo reached local SGD's best training loss (0.224) in 210 rounds instead of 984: "
             "4.7 times fewer, "
-            "though the error of that speedup (± 0.15) leaves open whether it is a gain at all.",
+            "though the 95 % interval of that gain over seeds (never to 1.40 times) leaves open "
+            "whether it is one at all.",
         ),
         (
             judged([984, None, None]),
@@ -127,7 +131,8 @@ def judged(rounds, target=None, reference: str | None = "local-sgd", **changes):
         (
             judged([406, 151, 152], target=0.1, reference=None),
             "SlowMo reached the target training loss (0.100) first, in 151 rounds; the next, "
-            "DiLoCo, took 152.",
+            "DiLoCo, took 152, though the 95 % interval of that gain over seeds (1.00 to 1.00 "
+            "times) leaves open whether it is one at all.",  # on these curves neither gets there
         ),
         (
             judged([None, 151, None], target=0.1, reference=None),
@@ -195,6 +200,9 @@ def test_notes_tell_time_on_the_link_lone_seeds_and_divergence():
     records[0]["config"]["link"] = LINK
     for row, seconds in zip(records[-1]["rows"], (240.0, 51.0, None), strict=True):
         row["seconds_to_target"] = seconds
-    assert notes(records) == ["On a 100Mbit/20ms link that takes SlowMo 51 s and local SGD 4 min."]
+    few = "2 seeds were run: intervals of so few are too narrow."
+    link = "On a 100Mbit/20ms link that takes SlowMo 51 s and local SGD 4 min."
+    assert notes(records) == [link, few]
     assert notes(diverging())[-1] == "FedAdam diverged in 2 of 3 seeds."
+    assert notes(usual(seeds=5, rounds=30)) == []
     assert notes(usual(seeds=1))[0].startswith("One seed was run")

@@ -124,7 +124,8 @@ def test_the_page_says_where_the_numbers_come_from():
     origins = ["109,386 parameters", "bundled digits", "laconic 0.1.0", "optax –", "6.2 min"]
     origins += ["2 × Abacus 3000 (gpu), 16 CPU cores", "2031-02-03T04:05:06+00:00"]
     origins += ["3f2c9a7d5e5b0c0d, with uncommitted changes"]
-    for part in [*origins, *LABELS, "laconic compare --rounds 300 --seeds 10", "jackknife"]:
+    said = ["laconic compare --rounds 300 --seeds 10", "95 % interval over seeds"]
+    for part in [*origins, *LABELS, *said]:
         assert part in text
     records = usual()
     records[0]["provenance"] |= {"commit": None, "dirty": None}

@@ -123,40 +123,6 @@ def test_speedup_counts_to_the_minimum_not_to_the_end():
     assert metrics.speedup(reference, falling(10.0, 0.5, 41)) == 41 / 24
 
 
-def test_speedup_error_by_hand():
-    reference = np.repeat(falling(10.0, 0.25, 41), 3, axis=0)
-    ours = np.concatenate([falling(10.0, 0.5, 41), falling(10.0, 0.5, 41), falling(8.0, 0.5, 41)])
-    # leaving seed 3 out: 41/24; leaving 1 or 2 out the mean starts at 9: 9 − 0.5·(t − 5.5) ≤ 1.125
-    # first at t = 22
-    ratios = [41 / 22, 41 / 22, 41 / 24]
-    mean = sum(ratios) / 3
-    want = math.sqrt(2 / 3 * sum((r - mean) ** 2 for r in ratios))
-    assert metrics.speedup_error(reference, ours) == pytest.approx(want, rel=1e-12)
-    assert metrics.speedup_error(reference, reference) == 0.0
-
-
-def test_the_jackknife_leaves_a_seed_out_of_both_sides():
-    # seed 1 of the reference is lower by 2, and so is seed 1 of ours: with it gone from both,
-    # nothing is lost
-    reference = np.concatenate([falling(8.0, 0.25, 41), falling(10.0, 0.25, 41)])
-    ours = np.concatenate([falling(8.0, 0.5, 41), falling(10.0, 0.5, 41)])
-    assert metrics.speedup_error(reference, ours) == 0.0
-
-
-def test_speedup_error_is_none_where_it_is_undefined(raises_clearly):
-    reference = np.repeat(falling(10.0, 0.25, 41), 2, axis=0)
-    ours = np.concatenate([falling(10.0, 0.5, 41), np.full((1, 41), 1.125)])
-    assert metrics.speedup(reference, ours) is not None
-    assert metrics.speedup_error(reference[:1], ours[:1]) is None
-    ours[1, 5] = NAN
-    ours[1, 6:] = 1.0
-    assert metrics.speedup_error(reference, ours) is not None  # each replicate reaches it
-    ours[1] = NAN
-    assert metrics.speedup_error(reference, ours) is None  # the replicate without seed 1 never does
-    with raises_clearly("2 seeds", "3", "same seeds"):
-        metrics.speedup_error(reference, np.ones((3, 41)))
-
-
 def test_bits_to_loss(raises_clearly):
     curves = falling(10.0, 0.5, 30)
     assert metrics.bits_to_loss(curves, 7.25, 10**20 + 1) == 11 * (10**20 + 1)
@@ -196,7 +162,7 @@ def test_against_plain_loops(data):
         metrics.diverged,
         lambda c: metrics.rounds_to_loss(c, 1.0),
         lambda c: metrics.speedup([[1.0]], c),
-        lambda c: metrics.speedup_error(c, [[1.0]]),
+        metrics.final_losses,
         lambda c: metrics.bits_to_loss(c, 1.0, 1),
     ],
 )

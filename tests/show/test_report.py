@@ -174,8 +174,8 @@ def test_the_numbers_are_the_records(whole):
     for row in summary["rows"]:
         if row["rounds_to_target"] is not None:
             label = shown[row["label"]].replace(" ", "")
-            cells = f"{label}{row['rounds_to_target']}{row['speedup']:.3g}"
-            assert cells[:-1] in found.replace(" ", "")
+            assert f"{label}{row['rounds_to_target']}[" in found.replace(" ", "")
+            assert f"{row['speedup']:#.3g}× [" in found
     end = read(RESULTS / "meta" / "lopt-a-fmnist" / "records.jsonl")[-1]
     assert f"{end['best_score']:.3g} at step {end['best_step']:,}" in found
     best = read(RESULTS / "sweeps" / "fmnist-slowmo" / "records.jsonl")[-1]["best"]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.data import imagenet, images, text
+from laconic.data import imagenet, images, speakers, text
 from laconic.tasks.base import Task, count_parameters
 from laconic.tasks.catalog import TASKS, make_task, make_task_and_source, parse_spec
 
@@ -46,6 +46,7 @@ PARAMETERS = {
     "imagenet32-mlp3": 452_168,
     "imagenet32-cnn": 69_320,
     "lm-bytes": 137_216,
+    "lm-speakers": 138_240,
     "cifar10-resnet50": resnet(RESNET50, 10),
     "cifar10-deit-tiny": vit(DEIT_TINY, 192, 4, 64, 10),
     "imagenet32-resnet50": resnet(RESNET50, 200),
@@ -241,7 +242,7 @@ def test_naming_a_task_reads_no_data(monkeypatch):
 
     for loader in ("digits", "fmnist", "cifar10", "noise"):
         monkeypatch.setattr(images, f"load_{loader}", fail)
-    for module in (imagenet, text):
+    for module in (imagenet, text, speakers):
         monkeypatch.setattr(module, "load", fail)
     for name, entry in TASKS.items():
         assert parse_spec(name) == (name, entry.options)

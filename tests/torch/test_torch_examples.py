@@ -1,5 +1,6 @@
 """The decoder examples, killed once and started again, end where an undisturbed run does."""
 
+import contextlib
 import os
 import re
 import signal
@@ -17,22 +18,24 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LINE = re.compile(r"^worker (\d): loss ([0-9.]+), weights ([0-9a-f]{64})$", re.MULTILINE)
 
 
+@contextlib.contextmanager
 def started(name, folder):
-    """In a process group of its own, so that it can be killed with all its workers."""
+    """In a process group of its own, which ends with all its workers."""
     _, environment = process("")
-    return subprocess.Popen(
-        [sys.executable, str(EXAMPLES / name), "--folder", str(folder)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, str(EXAMPLES / name), "--folder", str(folder)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as run:
+        try:
+            yield run
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(run.pid, signal.SIGKILL)
 
 
-def ended(run):
-    """What the workers say at the end of a run, and what was said before."""
-    out, _ = run.communicate(timeout=900)
+def ended(name, folder):
+    """What the workers say at the end of a run, and all that was said."""
+    with started(name, folder) as run:
+        out, _ = run.communicate(timeout=900)
     assert run.returncode == 0
     return sorted(LINE.findall(out)), out
 
@@ -44,14 +47,12 @@ def ended(run):
 )
 def test_a_killed_run_goes_on_to_the_same_end(name, extra, uniform, tmp_path):
     pytest.importorskip(extra, reason="not installed: pip install 'laconic[hf]'")
-    expected, said = ended(started(name, tmp_path / "undisturbed"))
+    expected, said = ended(name, tmp_path / "undisturbed")
     first, second, *_ = re.findall(r"^.+: saved$", said, re.MULTILINE)
-    killed = started(name, tmp_path / "killed")
-    while killed.stdout.readline().strip() != second:
-        assert killed.poll() is None
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate(timeout=60)
-    found, said = ended(started(name, tmp_path / "killed"))
+    with started(name, tmp_path / "killed") as run:
+        while run.stdout.readline().strip() != second:
+            assert run.poll() is None
+    found, said = ended(name, tmp_path / "killed")
     assert first not in said  # it did not begin anew
     assert found == expected
     (_, loss, weights), (_, other_loss, others) = found

@@ -1,0 +1,85 @@
+"""The cards of published optimizers against the records that they name."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from evidence import measures
+from evidence.records import Record, cards, config, curves, methods
+
+LABELS = {"lopt-a": "LOpt-A", "lagg-a": "LAgg-A", "lopt": "LOpt", "lagg": "LAgg"}
+
+
+def check() -> tuple[list[str], tuple[int, int]]:
+    """Mismatches, and how many of the cards' results were checked."""
+    wrong: list[str] = []
+    known = told = 0
+    for name, card in cards().items():
+        for result in card["results"]:
+            told += 1
+            folder = Path(result["record"]).parent.as_posix()
+            value = _value(folder, label_of(name, card, folder), result["metric"])
+            if value is None:
+                continue
+            known += 1
+            if not _same(result["value"], value):
+                said = f"says {result['value']}, the records give {value:.6g}"
+                wrong.append(f"the card of {name}: {folder}: {result['metric']}: {said}")
+        for number, value in _said(name, card):
+            told += 1
+            known += 1
+            if number != value:
+                wrong.append(f"the card of {name}: test accuracy peaks at {value}, not {number}")
+    return wrong, (known, told)
+
+
+def label_of(name: str, card: Record, folder: str) -> str:
+    """What a comparison calls a published optimizer."""
+    if "reproduce" not in folder:
+        return name
+    if name == "lopt-a-general":
+        return "LOpt-A (general)"
+    label = "FedLOpt" if name.startswith("fedlopt") else LABELS[card["architecture"]]
+    trained_elsewhere = "fig-h-transfer" in folder and name.endswith("-h16")
+    return f"{label} (trained at H = 16)" if trained_elsewhere else label
+
+
+def _value(folder: str, label: str, metric: str) -> float | None:
+    """The number that a card's metric stands for; None where it is not known here."""
+    if metric.startswith("rounds to train loss"):
+        return measures.rounds(folder, label)
+    if metric.startswith("speedup over"):
+        return measures.times(folder, label)
+    if metric == "final train loss":
+        return measures.final(curves(folder, label))[0]
+    if metric == "seeds that diverged":
+        return float(sum(methods(folder)[label]["diverged"]))
+    best = re.fullmatch(r"(?:best|lowest) test (accuracy|loss) over rounds", metric)
+    if best and best[1] in methods(folder)[label]["heldout"]:
+        return measures.best(folder, label, best[1])[0]
+    return None
+
+
+def _same(kept: float | None, value: float) -> bool:
+    """A card keeps four digits."""
+    if kept is None or math.isnan(value):
+        return kept is None and math.isnan(value)
+    return abs(kept - value) <= 0.51 * 10.0 ** (math.floor(math.log10(abs(value) or 1)) - 3)
+
+
+def _said(name: str, card: Record) -> list[tuple[int, int]]:
+    """Where a card says that test accuracy peaks on its own task, and where it does."""
+    words = " ".join(card["limits"])
+    folder = Path(card["results"][0]["record"]).parent.as_posix() if card["results"] else ""
+    peak: Callable[[], int] = lambda: measures.best(
+        folder, label_of(name, card, folder), "accuracy"
+    )[1]
+    found = re.findall(r"peaks at round (\d+) on its own task", words)
+    return [(int(number), peak()) for number in found]
+
+
+def seeds_of(folder: str) -> range:
+    """The seeds of a comparison."""
+    first = config(folder).get("first_seed", 0)
+    return range(first, first + config(folder)["seeds"])
