@@ -4,6 +4,7 @@ JAX and PyTorch both derive their steps from this file, and it imports neither. 
 written out in `outer/relative.py`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +21,10 @@ GAIN = 1.5  # the step's length is between e^−1.5 and e^1.5 of Nesterov's
 SWING = 1.2  # momentum is between −0.2 and 2.2 of Nesterov's, so that o need not be −1 for none
 SHORT = 0.5  # the largest factor of b_0.5
 LONG = 0.1  # the largest factor of b_0.99
+ADAM = 3.0  # the largest factor of the Adam-like direction
+GATES = (1.0, 0.5, 3.0, 1.0, 3.0)  # the largest factors of the directions per parameter
+GATE_INPUTS = 5
+GATE_LIMIT = 3.0  # of what a gate sees
 FLOOR = 0.1  # of s, in the denominator of the Adam-like direction
 LIMIT = 5.0  # of the logarithms of ratios
 PARAMETER_UNIT = 5.0  # log(s / rms p) is divided by it
@@ -57,6 +62,7 @@ class RelativeArchitecture:
     rate:     the nominal rate ρ
     momentum: the nominal momentum μ, one of `DECAYS`
     hidden:   width of the hidden layer
+    gates:    width of the hidden layer of the gates per parameter; 0: none
     inputs:   the names of its inputs, all of `INPUTS` or some of them in that order
     """
 
@@ -67,6 +73,7 @@ class RelativeArchitecture:
     rate: float = 0.8
     momentum: float = 0.9
     hidden: int = 16
+    gates: int = 0
     inputs: tuple[str, ...] = INPUTS
 
     def __post_init__(self) -> None:
@@ -94,16 +101,24 @@ class RelativeArchitecture:
     @property
     def weights(self) -> int:
         """|φ|: 533 with all inputs and 16 hidden units."""
-        return (len(self.inputs) + 1) * self.hidden + (self.hidden + 1) * OUTPUTS
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The tensors of φ: weights and biases of two layers."""
-        return {
+        head = {
             "w0": (len(self.inputs), self.hidden),
             "b0": (self.hidden,),
             "w1": (self.hidden, OUTPUTS),
             "b1": (OUTPUTS,),
+        }
+        if not self.gates:
+            return head
+        return head | {
+            "g0": (GATE_INPUTS + self.hidden, self.gates),
+            "c0": (self.gates,),
+            "g1": (self.gates, len(GATES)),
+            "c1": (len(GATES),),
         }
 
     def check(self, theta: Mapping[str, Any]) -> None:

@@ -84,12 +84,25 @@ def step(
     hidden = np.tanh(np.array(x, np.float64) @ phi["w0"] + phi["b0"])
     o = np.tanh(hidden @ phi["w1"] + phi["b1"])
     b = tensor.b
-    m_hat = 0.1 * b[0.9] / (1 - 0.9**tensor.t)
-    v_hat = tensor.v / (1 - 0.99**tensor.t)
-    adam = s * m_hat / (np.sqrt(v_hat) + 0.1 * s) if s else np.zeros_like(delta)
+    if not s:
+        return np.zeros_like(delta)
+    root = np.sqrt(tensor.v / (1 - 0.99**tensor.t))
+    share = 1 / (root + 0.1 * s)
+    adam = 0.1 * b[0.9] / (1 - 0.9**tensor.t) * share
     nesterov = delta + momentum * (1 + 1.2 * o[1]) * b[momentum]
-    return (
-        rate
-        * np.exp(1.5 * o[0])
-        * (nesterov + 0.5 * o[2] * b[0.5] + 0.1 * o[3] * b[0.99] + o[4] * adam)
-    )
+    mixed = nesterov + 0.5 * o[2] * b[0.5] + 0.1 * o[3] * b[0.99] + 3 * o[4] * s * adam
+    if "g0" in phi:
+        now = delta * share
+        slow = 0.01 * b[0.99] / (1 - 0.99**tensor.t) * share
+        with np.errstate(divide="ignore"):
+            evenness = np.log(root / s)
+        seen = np.stack([evenness, np.abs(adam), now * adam, np.abs(slow), np.abs(now)], axis=-1)
+        shared = hidden @ phi["g0"][5:] + phi["c0"]
+        gates = np.tanh(
+            np.tanh(np.clip(seen, -3, 3) @ phi["g0"][:5] + shared) @ phi["g1"] + phi["c1"]
+        )
+        mixed = mixed + gates[..., 0] * delta + 0.5 * gates[..., 1] * momentum * b[momentum]
+        mixed = mixed + s * (
+            3 * gates[..., 2] * adam + gates[..., 3] * now + 3 * gates[..., 4] * slow
+        )
+    return rate * np.exp(1.5 * o[0]) * mixed

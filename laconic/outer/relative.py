@@ -7,10 +7,11 @@ parameters,
     v ← 0.99·v + 0.01·Δ²,  q ← 0.95·q + 0.05·mean(Δ²),  m = 0.1·b_0.9  (with a hat: bias-corrected)
     s = √q̂,  o = tanh(head(inputs))
     step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + 1.2·o₁)·b_μ + 0.5·o₂·b_0.5 + 0.1·o₃·b_0.99
-                        + o₄·s·m̂/(√v̂ + 0.1·s)]
+                        + 3·o₄·s·m̂/(√v̂ + 0.1·s)]
 
 The inputs (`INPUTS`) are ratios and counts, so a step scales with Δ and p, and every tensor is on
-its own. With a zero last layer o = 0, and the step is Nesterov's with rate ρ and momentum μ.
+its own. With a zero last layer o = 0, and the step is Nesterov's with rate ρ and momentum μ. Gates,
+if there are any, add bounded shares of Δ, momentum and Adam-like directions to each parameter's.
 """
 
 import math
@@ -26,11 +27,15 @@ from laconic.outer.base import OuterOptimizer
 from laconic.outer.learned import ACCUMULATORS
 from laconic.outer.tensor import Theta
 from laconic.relative import (
+    ADAM,
     COUNT_UNIT,
     DECAYS,
     FAST,
     FLOOR,
     GAIN,
+    GATE_INPUTS,
+    GATE_LIMIT,
+    GATES,
     LIMIT,
     LONG,
     PARAMETER_LIMIT,
@@ -82,6 +87,7 @@ class RelativeOptimizer(RelativeArchitecture):
         rate: ρ, the rate of the Nesterov step that it begins with.
         momentum: μ, its momentum: 0.5, 0.9 or 0.99.
         hidden: width of the hidden layer.
+        gates: width of the hidden layer of gates for each parameter; 0: none.
         inputs: the names of its inputs, all that there are or some of them.
 
     Example:
@@ -96,11 +102,14 @@ class RelativeOptimizer(RelativeArchitecture):
     """
 
     def init(self, key: jax.Array) -> Theta:
-        """Truncated normal weights (±2σ, σ = 1/√fan_in) and a last layer of zeros."""
-        shape = self.shapes["w0"]
-        draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32) / shape[0] ** 0.5
-        zeros = {name: jnp.zeros(shape, jnp.float32) for name, shape in self.shapes.items()}
-        return zeros | {"w0": draw}
+        """Truncated normal weights (±2σ, σ = 1/√fan_in), last layers and biases of zeros."""
+        found = {name: jnp.zeros(shape, jnp.float32) for name, shape in self.shapes.items()}
+        for name, own in (("w0", key), ("g0", jax.random.fold_in(key, 1))):
+            if name in found:
+                shape = found[name].shape
+                draw = jax.random.truncated_normal(own, -2.0, 2.0, shape, jnp.float32)
+                found[name] = draw / shape[0] ** 0.5
+        return found
 
     def __call__(
         self,
@@ -267,21 +276,60 @@ def _steps(
     inputs = every[:, jnp.array(spec.columns)]
     hidden = jnp.tanh(_dot(inputs, theta["w0"]) + theta["b0"][None])
     outputs = jnp.tanh(_dot(hidden, theta["w1"]) + theta["b1"][None])
-    rows = zip(outputs, deltas, seen, strict=True)
-    return [_step(spec, told.round, o, delta, tensor) for o, delta, tensor in rows]
+    gates = theta if spec.gates else None
+    rows = zip(outputs, hidden, deltas, seen, strict=True)
+    return [_step(spec, told.round, o, h, gates, delta, tensor) for o, h, delta, tensor in rows]
 
 
 def _step(
-    spec: RelativeArchitecture, round: jax.Array, o: jax.Array, delta: jax.Array, tensor: _Seen
+    spec: RelativeArchitecture,
+    round: jax.Array,
+    o: jax.Array,
+    hidden: jax.Array,
+    theta: Theta | None,
+    delta: jax.Array,
+    tensor: _Seen,
 ) -> jax.Array:
     """The formula at the top of this file."""
     s, (b, v, _) = tensor.s, tensor.moments
-    m_hat = (1 - DECAYS[FAST]) / _correction(DECAYS[FAST], round) * b[FAST]
-    v_hat = v / _correction(SQUARE_DECAY, round)
-    adam = m_hat / (jnp.sqrt(v_hat + TINY) + FLOOR * s)
-    nesterov = delta + spec.momentum * (1 + SWING * o[1]) * b[DECAYS.index(spec.momentum)]
-    mixed = nesterov + SHORT * o[2] * b[0] + LONG * o[3] * b[-1] + o[4] * s * adam
+    root = jnp.sqrt(v / _correction(SQUARE_DECAY, round) + TINY)
+    share = 1 / (root + FLOOR * s)
+    unbiased = lambda i: (1 - DECAYS[i]) / _correction(DECAYS[i], round) * b[i]
+    adam = unbiased(FAST) * share
+    momentum = spec.momentum * b[DECAYS.index(spec.momentum)]
+    nesterov = delta + (1 + SWING * o[1]) * momentum
+    mixed = nesterov + SHORT * o[2] * b[0] + LONG * o[3] * b[-1] + ADAM * o[4] * s * adam
+    if theta is not None:
+        now, slow = delta * share, unbiased(-1) * share
+        seen = (
+            jnp.log(root / s),
+            jnp.abs(adam),
+            now * adam,
+            jnp.abs(slow),
+            jnp.abs(now),
+        )
+        directions = (delta, momentum, s * adam, s * now, s * slow)
+        for limit, gate, direction in zip(
+            GATES, _gates(theta, hidden, seen), directions, strict=True
+        ):
+            mixed += limit * gate * direction
     return spec.rate * jnp.exp(GAIN * o[0]) * mixed
+
+
+def _gates(theta: Theta, hidden: jax.Array, seen: tuple[jax.Array, ...]) -> list[jax.Array]:
+    """A gate in (−1, 1) for each direction and parameter. Written out unit by unit: XLA makes one
+    loop over the parameters of it."""
+    g0, g1 = theta["g0"], theta["g1"]
+    shared = _dot(hidden, g0[GATE_INPUTS:]) + theta["c0"]
+    seen = tuple(jnp.clip(x, -GATE_LIMIT, GATE_LIMIT) for x in seen)
+    units = [
+        jnp.tanh(sum((x * g0[i, j] for i, x in enumerate(seen)), shared[j]))
+        for j in range(g0.shape[1])
+    ]
+    return [
+        jnp.tanh(sum((unit * g1[j, k] for j, unit in enumerate(units)), theta["c1"][k]))
+        for k in range(g1.shape[1])
+    ]
 
 
 def _row(delta: jax.Array, tensor: _Seen, norm: jax.Array, common: list[jax.Array]) -> jax.Array:

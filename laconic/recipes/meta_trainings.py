@@ -118,41 +118,41 @@ def _both(
 # the other half, digits and CIFAR-10 stay unseen. The text lies below the data folder.
 _TEXT = "text/wikitext2_train.txt,context=16,heads=2"
 _FAMILIES = (
-    "fmnist-mlp2:pool=4,width=16@workers=16,local_steps=2,batch=8,gamma=0.2",
-    "imagenet32-mlp2:pool=4,half=first,width=16,activation=tanh"
-    "@workers=4,local_steps=4,batch=8,gamma=0.3",
-    "fmnist-mlp3:pool=4,width=16,activation=gelu@workers=3,local_steps=16,batch=8,gamma=0.1",
-    "fmnist-cnn:pool=4,width=4@workers=4,local_steps=2,batch=8,gamma=0.3",
-    "fmnist-mlp3:pool=4,width=16,activation=silu"
-    "@workers=16,local_steps=2,batch=8,local=adamw,gamma=0.003",
-    "fmnist-mlp2:pool=4,width=24@workers=4,local_steps=16,batch=8,local=adamw,gamma=0.002",
+    "fmnist-mlp2:pool=4,width=32@workers=8,local_steps=4,batch=16,gamma=0.4",
+    "imagenet32-mlp2:pool=4,half=first,width=32,activation=tanh"
+    "@workers=4,local_steps=8,batch=8,gamma=0.2",
+    "fmnist-mlp3:pool=4,width=24,activation=gelu@workers=4,local_steps=8,batch=8,gamma=0.2",
+    "fmnist-cnn:pool=4,width=4@workers=4,local_steps=4,batch=8,gamma=0.4",
+    "fmnist-mlp3:pool=4,width=24,activation=silu"
+    "@workers=8,local_steps=4,batch=8,local=adamw,gamma=0.004",
+    "fmnist-mlp2:pool=4,width=32@workers=4,local_steps=16,batch=8,local=adamw,gamma=0.003",
     f"lm-bytes:file={_TEXT},hidden=16,layers=1"
-    "@workers=4,local_steps=4,batch=4,local=adamw,gamma=0.004",
+    "@workers=4,local_steps=4,batch=2,local=adamw,gamma=0.006",
 )
 _HELD_OUT_FAMILIES = (
-    "fmnist-mlp3:pool=2,width=32@workers=5,local_steps=3,batch=16,gamma=0.2",
-    "fmnist-mlp2:pool=2,width=32,activation=tanh@workers=8,local_steps=1,batch=16,gamma=0.2",
+    "fmnist-mlp3:pool=4,width=48@workers=5,local_steps=3,batch=16,gamma=0.4",
+    "fmnist-mlp2:pool=4,width=64,activation=tanh@workers=8,local_steps=4,batch=16,gamma=0.3",
     "imagenet32-mlp3:pool=4,half=first,width=32,activation=silu"
     "@workers=4,local_steps=8,batch=8,local=adamw,gamma=0.003",
-    "fmnist-cnn:pool=4,width=8@workers=6,local_steps=4,batch=8,gamma=0.2",
+    "fmnist-cnn:pool=4,width=8@workers=6,local_steps=4,batch=8,gamma=0.3",
     f"lm-bytes:file={_TEXT},hidden=24,layers=2"
-    "@workers=4,local_steps=8,batch=2,local=adamw,gamma=0.003",
+    "@workers=4,local_steps=8,batch=2,local=adamw,gamma=0.004",
 )
 _RELATIVE = MetaConfig(
     architecture="lopt-r",
     tasks=_FAMILIES,
     judge_tasks=_HELD_OUT_FAMILIES,
-    spread=5.0,
+    spread=3.0,
     nominal_rate=0.7,
     hidden=8,
     left_out=("time",),
     estimator="nres",
     sigma=0.03,
-    steps=600,
-    pairs=8,
-    truncation=10,
-    shortest=30,
-    longest=200,
+    steps=400,
+    pairs=16,
+    truncation=20,
+    shortest=40,
+    longest=300,
     ramp=0,
     peak=1e-2,
     last=5e-4,

@@ -107,6 +107,8 @@ class MetaConfig:
     """The momentum of that step: 0.5, 0.9 or 0.99."""
     hidden: int = 16
     """The width of lopt-r's hidden layer."""
+    gates: int = 0
+    """The width of the hidden layer of lopt-r's gates per parameter; 0: none."""
     left_out: tuple[str, ...] = ()
     """Inputs that lopt-r does without: each of these words leaves out those whose names it begins,
     as time or agreement does."""
@@ -133,7 +135,11 @@ class MetaConfig:
         """The architecture to train; LAgg needs one K for all tasks."""
         if self.architecture == "lopt-r":
             return RelativeOptimizer(
-                self.nominal_rate, self.nominal_momentum, self.hidden, self._relative()
+                self.nominal_rate,
+                self.nominal_momentum,
+                self.hidden,
+                self.gates,
+                self._relative(),
             )
         gathers = self.architecture.startswith("lagg")
         K = self.inners()[0].workers if gathers else None

@@ -12,11 +12,15 @@ import numpy as np
 import torch
 
 from laconic.relative import (
+    ADAM,
     COUNT_UNIT,
     DECAYS,
     FAST,
     FLOOR,
     GAIN,
+    GATE_INPUTS,
+    GATE_LIMIT,
+    GATES,
     LIMIT,
     LONG,
     PARAMETER_LIMIT,
@@ -95,14 +99,15 @@ class RelativePhi:
         known = self._known(round_t, spread, squares, weights)
         numbers = torch.tensor(known, dtype=torch.float32, device=delta.device)
         inputs += list(numbers[:, None].expand(-1, len(delta)))
-        o = self._head(torch.stack([inputs[i] for i in self.architecture.columns]))
+        o, hidden = self._head(torch.stack([inputs[i] for i in self.architecture.columns]))
         along = lambda x: x.reshape(-1, *[1] * (delta.ndim - 1))
         s = along(torch.sqrt(scale + TINY))
-        return self._mixed([along(x) for x in o], round_t, delta, b, v, s)
+        return self._mixed([along(x) for x in o], hidden, round_t, delta, b, v, s)
 
     def _mixed(
         self,
         o: list[torch.Tensor],
+        hidden: torch.Tensor,
         t: int,
         delta: torch.Tensor,
         b: torch.Tensor,
@@ -110,19 +115,41 @@ class RelativePhi:
         s: torch.Tensor,
     ) -> torch.Tensor:
         """The formula in `outer/relative.py`."""
-        momentum = self.architecture.momentum
-        m_hat = (1 - DECAYS[FAST]) / _correction(DECAYS[FAST], t) * b[FAST]
-        v_hat = v / _correction(SQUARE_DECAY, t)
-        change = delta + momentum * (1 + SWING * o[1]) * b[DECAYS.index(momentum)]
-        change.add_(SHORT * o[2] * b[0]).add_(LONG * o[3] * b[-1])
-        change.add_(o[4] * s * (m_hat / (torch.sqrt(v_hat + TINY) + FLOOR * s)))
-        return change.mul_(self.architecture.rate * torch.exp(GAIN * o[0]))
+        spec = self.architecture
+        root = torch.sqrt(v / _correction(SQUARE_DECAY, t) + TINY)
+        share = 1 / (root + FLOOR * s)
+        unbiased = lambda i: (1 - DECAYS[i]) / _correction(DECAYS[i], t) * b[i]
+        adam = unbiased(FAST) * share
+        momentum = spec.momentum * b[DECAYS.index(spec.momentum)]
+        change = delta + (1 + SWING * o[1]) * momentum
+        change.add_(SHORT * o[2] * b[0]).add_(LONG * o[3] * b[-1]).add_(ADAM * o[4] * s * adam)
+        if spec.gates:
+            now, slow = delta * share, unbiased(-1) * share
+            seen = (torch.log(root / s), adam.abs(), now * adam, slow.abs(), now.abs())
+            directions = (delta, momentum, s * adam, s * now, s * slow)
+            gates = self._gates(hidden, seen)
+            for limit, gate, direction in zip(GATES, gates, directions, strict=True):
+                change.addcmul_(gate, direction, value=limit)
+        return change.mul_(spec.rate * torch.exp(GAIN * o[0]))
 
-    def _head(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[I, G] → [`OUTPUTS`, G]."""
+    def _head(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[I, G] → [`OUTPUTS`, G] and the hidden units."""
         theta = self._placed.on(inputs.device)
         layer = lambda x, w, b: torch.tanh((x[:, None] * w[:, :, None]).sum(0) + b[:, None])
-        return layer(layer(inputs, theta["w0"], theta["b0"]), theta["w1"], theta["b1"])
+        hidden = layer(inputs, theta["w0"], theta["b0"])
+        return layer(hidden, theta["w1"], theta["b1"]), hidden
+
+    def _gates(
+        self, hidden: torch.Tensor, seen: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        """A gate for each of `GATES` and every parameter."""
+        theta = self._placed.on(hidden.device)
+        g0, g1 = theta["g0"], theta["g1"]
+        shared = (hidden[:, None] * g0[GATE_INPUTS:, :, None]).sum(0).T + theta["c0"]  # [G, gates]
+        shared = shared.reshape(len(shared), *[1] * (seen[0].ndim - 1), -1)
+        inputs = torch.stack(seen, dim=-1).clamp(-GATE_LIMIT, GATE_LIMIT)
+        units = torch.tanh(inputs @ g0[:GATE_INPUTS] + shared)
+        return torch.tanh(units @ g1 + theta["c1"]).unbind(-1)
 
     def _known(
         self, t: int, spread: Spread, squares: Any, weights: torch.Tensor | None

@@ -56,6 +56,7 @@ LEARNED_RELATIVE: dict[str, Schema] = {
     "rate": NUMBER,
     "momentum": NUMBER,
     "hidden": whole(1, 4096),
+    "gates": whole(0, 4096),
     "inputs": [TEXT],
 }
 SINCE = {"widest": 2, "deepest": 3}  # the version that a field is there from; 0 before

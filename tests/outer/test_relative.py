@@ -27,6 +27,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "kernel": (3, 3, 2, 4),
 }
 SPEC: Any = RelativeOptimizer()
+GATED: Any = RelativeOptimizer(gates=6)
 PARAMS = random_tree(SHAPES, 0)
 DELTAS = random_deltas(SHAPES, ROUNDS, K, 1)  # leaves [T, K, …]
 WEIGHTS = jnp.array([1.0, 2.0, 0.0, 1.0, 0.5])
@@ -86,20 +87,25 @@ def twin(
         (None, False, TOLD, RelativeOptimizer(rate=1.0, momentum=0.5)),
         (None, True, TOLD, SPEC),
         (WEIGHTS, True, {"workers": 4}, RelativeOptimizer(rate=0.3, momentum=0.99)),
+        (None, True, TOLD, GATED),
+        (WEIGHTS, False, {"workers": 4}, RelativeOptimizer(rate=1.0, momentum=0.5, gates=3)),
     ],
 )
 def test_rounds_in_a_scan_are_the_twins(weights, gathered, told, spec):
     deltas = jax.tree.map(jnp.asarray, DELTAS)
     seen = {"worker_deltas": deltas} if gathered else {}
     known = {} if weights is not None else told  # K is counted where there are weights
-    changes, _ = run(spec, THETA, PARAMS, means_of(deltas, weights), seen, weights, **known)
-    for t, expected in enumerate(twin(THETA, DELTAS, weights, gathered, spec, **told)):
+    theta = random_relative(spec.shapes, 7)
+    changes, _ = run(spec, theta, PARAMS, means_of(deltas, weights), seen, weights, **known)
+    for t, expected in enumerate(twin(theta, DELTAS, weights, gathered, spec, **told)):
         assert_close({n: x[t] for n, x in changes.items()}, expected, 1e-5, f"round {t}")
 
 
-@pytest.mark.parametrize(("rate", "momentum"), [(0.8, 0.9), (1.0, 0.5), (0.3, 0.99)])
-def test_without_weights_it_is_optaxs_nesterov(rate, momentum):
-    spec = RelativeOptimizer(rate, momentum)
+@pytest.mark.parametrize(
+    ("rate", "momentum", "gates"), [(0.8, 0.9, 0), (1.0, 0.5, 0), (0.3, 0.99, 0), (0.8, 0.9, 6)]
+)
+def test_without_weights_it_is_optaxs_nesterov(rate, momentum, gates):
+    spec = RelativeOptimizer(rate, momentum, gates=gates)
     theta = spec.init(jax.random.key(3))  # only the last layer is 0
     means = means_of(random_deltas(SHAPES, 50, K, 2))
     changes, _ = run(spec, theta, PARAMS, means, {}, None, **TOLD)
@@ -110,17 +116,19 @@ def test_without_weights_it_is_optaxs_nesterov(rate, momentum):
         assert_close({n: x[t] for n, x in changes.items()}, expected, 1e-6, f"round {t}")
 
 
-def mean_steps(theta: Any, params: Any, deltas: Any, weights: Any) -> Any:
+def mean_steps(theta: Any, params: Any, deltas: Any, weights: Any, spec: Any = SPEC) -> Any:
     """Rounds of the mean delta with every worker's delta beside it."""
     seen = {"worker_deltas": deltas}
-    return run(SPEC, theta, params, means_of(deltas, weights), seen, weights, rounds=15)[0]
+    return run(spec, theta, params, means_of(deltas, weights), seen, weights, rounds=15)[0]
 
 
+@pytest.mark.parametrize("spec", [SPEC, GATED], ids=["head", "gates"])
 @pytest.mark.parametrize("c", [1e-6, 1e-3, 3.7, 1e6])
-def test_steps_scale_with_what_the_workers_did(c):
+def test_steps_scale_with_what_the_workers_did(c, spec):
     scaled = lambda tree: jax.tree.map(lambda x: np.float32(c) * x, tree)
-    found = mean_steps(THETA, scaled(PARAMS), scaled(DELTAS), WEIGHTS)
-    expected = scaled(mean_steps(THETA, PARAMS, DELTAS, WEIGHTS))
+    theta = random_relative(spec.shapes, 7)
+    found = mean_steps(theta, scaled(PARAMS), scaled(DELTAS), WEIGHTS, spec)
+    expected = scaled(mean_steps(theta, PARAMS, DELTAS, WEIGHTS, spec))
     for t in range(ROUNDS):
         pick = lambda tree, t=t: {n: np.asarray(x[t]) / np.float32(c) for n, x in tree.items()}
         assert_close(pick(found), pick(expected), 1e-4, f"round {t}")
@@ -186,16 +194,18 @@ def test_under_vmap_over_weights_and_what_is_told():
             np.testing.assert_allclose(found[name][i], alone[name], rtol=1e-5, atol=1e-9)
 
 
-def test_zeros_give_finite_steps_from_momenta_only():
+@pytest.mark.parametrize("spec", [SPEC, GATED], ids=["head", "gates"])
+def test_zeros_give_finite_steps_from_momenta_only(spec):
     """Nothing moved ever, then something, then nothing again; and parameters of 0."""
+    theta = random_relative(spec.shapes, 7)
     params = jax.tree.map(jnp.zeros_like, PARAMS)
     means = {n: jnp.stack([0 * p, p, 0 * p, 0 * p]) for n, p in PARAMS.items()}
-    changes, _ = run(SPEC, THETA, params, means, {}, None)
+    changes, _ = run(spec, theta, params, means, {}, None)
     tensors = {name: ref.Tensor(p.shape) for name, p in params.items()}
     now = {name: np.zeros(p.shape) for name, p in params.items()}
     for t in range(4):
         for name, tensor in tensors.items():
-            change = -ref.step(THETA, tensor, means[name][t], now[name])
+            change = -ref.step(theta, tensor, means[name][t], now[name])
             now[name] = now[name] + change
             np.testing.assert_allclose(changes[name][t], change, rtol=2e-5, err_msg=f"{name}, {t}")
         assert t > 0 or not any(np.any(x[0]) for x in changes.values())

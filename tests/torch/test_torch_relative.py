@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -34,10 +35,15 @@ SHARES = [1.0, 0.0, 2.0, 0.5]
 TOLD = {"workers": 4, "local_steps": 30, "rounds": 12}
 
 
+@pytest.fixture(scope="module", params=[0, 4], ids=["head", "gates"])
+def spec(request):
+    return replace(LOPT_R, gates=request.param)
+
+
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def path(tmp_path_factory, spec):
     found = tmp_path_factory.mktemp("zoo") / "made-up.safetensors"
-    zoo.publish(found, LOPT_R, weights(LOPT_R), a_card(LOPT_R))
+    zoo.publish(found, spec, weights(spec), a_card(spec))
     return found
 
 
@@ -64,7 +70,7 @@ def change(outer, params, t, shares=None, gathered=True):
     ("told", "shares", "gathered"),
     [({}, None, False), (TOLD, None, True), ({"rounds": 12}, SHARES, True)],
 )
-def test_rounds_like_jax_and_the_twin(path, told, shares, gathered):
+def test_rounds_like_jax_and_the_twin(path, spec, told, shares, gathered):
     params = params_of()
     outer = LearnedOuter(params, path, **told)
     tx = zoo.load(path).optax(**told)
@@ -84,7 +90,7 @@ def test_rounds_like_jax_and_the_twin(path, told, shares, gathered):
             more = {"deltas": DELTAS[name][t], "weights": shares} if gathered else {}
             workers = told.get("workers", 3 if gathered else None)  # of four one is absent
             more |= {**told, "workers": workers, "rate": 0.75, "momentum": 0.5}
-            expected = -ref.step(weights(LOPT_R), twin, mean[name], there[name], **more)
+            expected = -ref.step(weights(spec), twin, mean[name], there[name], **more)
             there[name] = there[name] + expected
             assert_close({name: found[name]}, {name: expected}, 1e-5, f"round {t}, twin")
 
@@ -146,6 +152,7 @@ def test_it_needs_no_jax(path):
     """And the counts that it is told are checked."""
     code = f"""
 import sys
+from dataclasses import replace
 from typing import Any
 sys.modules["jax"] = None
 import torch

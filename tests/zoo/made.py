@@ -12,7 +12,7 @@ from laconic.zoo.file import fields_of
 from tests.outer.trees import random_relative, random_theta
 
 LOPT_A, LAGG_A = LearnedOptimizer("lopt-a", output_scale=0.01), LearnedOptimizer("lagg-a", 8)
-LOPT_R = RelativeOptimizer(rate=0.75, momentum=0.5)
+LOPT_R = RelativeOptimizer(rate=0.75, momentum=0.5, gates=4)
 LEARNED = [
     LOPT_A,
     LAGG_A,
