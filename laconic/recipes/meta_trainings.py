@@ -283,16 +283,8 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     ),
     "lagg-a-digits": ("LAgg-A for the same", replace(_SMALL, architecture="lagg-a")),
     "lopt-r-again": (
-        "a second cycle from a φ given by --init, on four of the families",
-        replace(
-            _RELATIVE,
-            tasks=tuple(_FAMILIES[i] for i in (0, 2, 4, 6)),
-            judge_tasks=tuple(_HELD_OUT_FAMILIES[i] for i in (1, 2, 4)),
-            steps=300,
-            peak=6e-3,
-            average=0.95,
-            judge_every=75,
-        ),
+        "a second, gentler cycle from a φ given by --init, on the same families with another seed",
+        replace(_RELATIVE, steps=380, peak=5e-3, warmup=10, judge_every=190, judge_seeds=6, seed=1),
     ),
     "lopt-r": (
         "lopt-r on families of small tasks that each run draws its setting from, judged on others",
