@@ -3,7 +3,7 @@
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-OPTIMIZER = "lopt-a-general"  # a name of `laconic zoo list`, or a .safetensors file
+OPTIMIZER = "lopt-r"  # a name of `laconic zoo list`, or a .safetensors file
 K, H, B = 8, 4, 16  # workers, local steps a round, examples a step
 ROUNDS = 100
 

@@ -34,7 +34,7 @@ NAME may be the path of a .safetensors file instead, such as a meta-training's b
 USER/REPO on the Hugging Face Hub.
 Begin by training one: laconic meta-train lopt-a-digits --minutes 5"""
 START = """\
-Start here: lopt-a-general, for any model and any number of workers K. If one below was trained on \
+Start here: lopt-r, for any model and any number of workers K. If one below was trained on \
 a task like yours, take that: it is faster there. More about one: laconic zoo show NAME
 """
 GOAL = """

@@ -65,7 +65,7 @@ def choose(
         raise LaconicError(
             f"{label} looks at each client's change and was made for K = {K} of them, and "
             f"min_train_nodes says {min_train_nodes}: leave that out, or take an optimizer of the "
-            "mean such as lopt-a-general."
+            "mean such as lopt-r."
         )
     return Chosen(label, outer, NEXT_TO_NONE, K)
 

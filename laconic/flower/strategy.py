@@ -74,7 +74,7 @@ class PatientGrid:
 
 @final
 class LearnedStrategy(FedAvg):
-    """An outer optimizer on the server: `LearnedStrategy("lopt-a-general")`.
+    """An outer optimizer on the server: `LearnedStrategy("lopt-r")`.
 
     Args:
         optimizer: a name of the zoo, a .safetensors file, a hand-designed one as `laconic compare`
@@ -102,12 +102,12 @@ class LearnedStrategy(FedAvg):
 
     Example::
 
-        LearnedStrategy("lopt-a-general").start(grid, initial_arrays, num_rounds=100)
+        LearnedStrategy("lopt-r").start(grid, initial_arrays, num_rounds=100)
     """
 
     def __init__(
         self,
-        optimizer: str | os.PathLike[str] | OuterOptimizer = "lopt-a-general",
+        optimizer: str | os.PathLike[str] | OuterOptimizer = "lopt-r",
         *,
         layout: str = "torch",
         averaged: Sequence[str] = AVERAGED,

@@ -10,8 +10,8 @@ TRAIN_RECIPES: dict[str, tuple[str, TrainConfig]] = {
         TrainConfig("digits-mlp:activation=tanh", "lopt-a-digits:scale=0.15", rounds=80),
     ),
     "digits-general": (
-        "the same by lopt-a-general, which never saw digits, for longer",
-        TrainConfig(optimizer="lopt-a-general", rounds=300),
+        "the same by lopt-r, which never saw digits, for longer",
+        TrainConfig(optimizer="lopt-r", rounds=300),
     ),
     "fmnist": (
         "Fashion-MNIST, 2-layer MLP, K = 8, H = 4, B = 128, by LOpt-A",

@@ -10,7 +10,7 @@ from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.panel import Panel
 from laconic.runs.compare import CompareConfig
 
-GENERAL = "lopt-a-general"  # the published optimizer that is meant to need no tuning
+GENERAL = "lopt-r"  # the published optimizer that is meant to need no tuning
 MESSAGES = {  # what is sent, under both servers
     "dense": "dense",
     "int8": "int8",

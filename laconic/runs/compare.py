@@ -61,7 +61,7 @@ class CompareConfig:
     Example::
 
         CompareConfig(task="fmnist-mlp2", optimizers=("local-sgd", "diloco"), rounds=200)
-        CompareConfig(optimizers=("local-sgd", ("lion", optax.lion(1e-3)), load("lopt-a-general")))
+        CompareConfig(optimizers=("local-sgd", ("lion", optax.lion(1e-3)), load("lopt-r")))
     """
 
     task: str = "digits-mlp"
@@ -71,7 +71,7 @@ class CompareConfig:
         "local-sgd",
         *TUNED["digits-mlp"],
         "lopt-a-digits",
-        "lopt-a-general",
+        "lopt-r",
     )
     """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value.
     From Python also ready objects, alone or as (label, object): a Method, an OuterOptimizer or an

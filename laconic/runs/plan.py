@@ -63,7 +63,7 @@ class PlanConfig:
     """Values of H to show."""
     compress: tuple[str, ...] = ("dense", "int8", "int4+ef", "topk:0.01+int8+ef")
     """How messages are compressed, as in `laconic compare`."""
-    optimizers: tuple[str, ...] = ("diloco", "lopt-a-general")
+    optimizers: tuple[str, ...] = ("diloco", "lopt-r")
     """Outer optimizers: names from `laconic optimizers`."""
     share: float = 0.9
     """The share of a round that local steps are to have; the smallest H with it is chosen."""

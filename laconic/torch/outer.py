@@ -70,7 +70,7 @@ class LearnedOuter(torch.optim.Optimizer):
         >>> import torch
         >>> from laconic.torch import LearnedOuter
         >>> model = torch.nn.Linear(3, 2)
-        >>> outer = LearnedOuter(model.parameters(), "lopt-a-general")
+        >>> outer = LearnedOuter(model.parameters(), "lopt-r")
         >>> for p in model.parameters():
         ...     p.grad = 0.01 * torch.ones_like(p)  # the mean over workers of Δ
         >>> outer.step()

@@ -252,7 +252,7 @@ def published() -> list[str]:
 
     Example:
         >>> from laconic import published
-        >>> "lopt-a-general" in published()
+        >>> "lopt-r" in published()
         True
     """
     return sorted(path.stem for path in WEIGHTS.glob(f"*{SUFFIX}"))

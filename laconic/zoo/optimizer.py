@@ -157,7 +157,7 @@ def load(name_or_path: str | os.PathLike[str], *, sha256: str | None = None) -> 
 
     Example:
         >>> import laconic
-        >>> learned = laconic.load("lopt-a-general")
+        >>> learned = laconic.load("lopt-r")
         >>> learned.learned.architecture
         'lopt-a'
     """

@@ -31,7 +31,7 @@ def two(shelf):
 def test_the_list_has_a_line_each(two, capfd):
     code, out, _ = laconic(capfd, "zoo", "list")
     assert code == 0
-    assert out.startswith("Start here: lopt-a-general")
+    assert out.startswith("Start here: lopt-r")
     assert "Goal: the loss" in out
     table = out[out.index("\nname ") :]
     head, made_up, other = [line for line in table.splitlines() if line.strip(" ─━")][:3]
