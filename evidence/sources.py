@@ -157,6 +157,7 @@ def sources() -> dict[str, Made]:
         "docs/results/speed.md": [
             tables.listed(_speed_of_rounds()),
             _engine,
+            lambda row: {},  # bytes, CPU and memory of an exchange in pieces
             tables.listed(_federated_speed()),
             tables.listed(_meta_speed()),
         ],

@@ -30,7 +30,7 @@ from laconic.engines.loop import (
     row_of,
 )
 from laconic.engines.machine import Devices, check_devices, local_devices
-from laconic.engines.topology import AUTO, check_exchange
+from laconic.engines.topology import GATHER, check_exchange
 from laconic.engines.wire import Seal
 from laconic.errors import CannotBegin, LaconicError, require_positive
 from laconic.fragments import Fragments
@@ -130,10 +130,11 @@ class TrainConfig:
     """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
     mix: float = 0.0
     """The share of its own weights that a worker keeps when a fragment arrives."""
-    exchange: str = AUTO
+    exchange: str = GATHER
     """How messages travel between real processes: gather (each to all), reduce (each worker
     averages one piece of all and sends its mean to the others; for optimizers of the mean), or
-    auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather."""
+    auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather. After a
+    death pieces take longer to be exchanged again."""
     late: str = DROP
     """What becomes of the message of a worker that a round did not wait for, between processes:
     drop, or next to have it count in the next round."""
@@ -347,7 +348,7 @@ def run_name(config: TrainConfig) -> str:
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     if config.aggregate == MEAN:
         del said["aggregate"]  # as in runs that were begun before there was another
-    if config.exchange == AUTO:
+    if config.exchange == GATHER:
         del said["exchange"]
     contents = contents_of(config)
     if contents is not None:
