@@ -14,6 +14,7 @@ REPRODUCED = {
     name: f"reproduce/{name}-full"
     for name in (*DONE, "fig-federated", "fig-h-transfer", "fig-large")
 }
+SUITE = "One optimizer, tuned nowhere, on tasks it never saw"
 SLOWMO = "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8"
 README = {
     "local SGD, γ = 0.3": "local-sgd:gamma=0.3",
@@ -89,6 +90,9 @@ def _appendix(row: Row) -> Cells:
 
 def _experiments(row: Row) -> Cells:
     name = tables.EXPERIMENTS.get(row.heading)
+    if row.heading == SUITE:
+        panels = "method" in row.headers and "points" not in row.headers
+        return tables.experiment("reproduce/fig-general-full")(row) if panels else {}
     if "model" in row.headers:
         return tables.overhead(REPRODUCED["table-overhead"], whole=True)(row)
     if "points" in row.headers:

@@ -95,6 +95,7 @@ EXPERIMENTS = {  # by heading on the appendix page
     "Rounds to a train loss of 0.2 (Table 2)": "table-rounds",
     "Speedup over local SGD, in distribution (Table 1)": "table-speedup",
 }
+PLAYS = "lm-bytes:file=text/tinyshakespeare.txt,context=32,hidden=32,heads=2,layers=2"
 PANELS = {
     "Fashion-MNIST, 2-layer MLP": "fmnist-mlp2",
     "CIFAR-10, 2-layer MLP": "cifar10-mlp2",
@@ -115,6 +116,18 @@ PANELS = {
     "CIFAR-10, CNN, α = 0.1 (heterogeneous)": "cifar10-cnn-alpha0.1",
     "ResNet-50 at 224×224": "resnet50-224",
     "ViT-B at 128×128": "vit-b-128",
+    "digits-mlp, K = 8, H = 4, SGD": "small-digits",
+    "digits-mlp, K = 3, H = 32, AdamW": "small-digits-adamw",
+    "imagenet32-mlp2:half=second,pool=4,width=32, K = 5, H = 3, SGD": "small-mlp3",
+    "imagenet32-mlp2:half=second,pool=4,width=32, K = 16, H = 1, AdamW": "small-mlp3-adamw",
+    "cifar10-mlp4:pool=4,width=32, K = 3, H = 3, SGD": "small-mlp5",
+    "cifar10-mlp4:pool=4,width=32, K = 5, H = 3, AdamW": "small-mlp5-adamw",
+    "cifar10-mlp2:pool=4,width=320, K = 3, H = 3, SGD": "small-wide",
+    "cifar10-cnn:pool=4,width=8, K = 3, H = 3, SGD": "small-cnn",
+    "cifar10-cnn-bn:pool=4,width=8, K = 5, H = 3, SGD": "small-cnn-bn",
+    "imagenet32-cnn:half=second,pool=4,width=8, K = 16, H = 1, SGD": "small-tiny-cnn",
+    f"{PLAYS}, K = 4, H = 8, AdamW": "small-decoder",
+    f"{PLAYS}, K = 3, H = 32, AdamW": "small-decoder-h32",
 }
 METRICS = {"speedup": "speedup", "rounds to 0.200": "rounds"}
 AVERAGED = ("fmnist-mlp2", "cifar10-mlp2", "imagenet32-mlp3")  # the columns of the first table
