@@ -214,6 +214,7 @@ def fuzz(messages: int) -> dict[str, Any]:
         for reason, count in counts.refused.items():
             refused[reason] = refused.get(reason, 0) + count
     return {
+        "benchmark": "fuzz-ports",
         "messages": sent,
         "seconds": round(seconds, 2),
         "rounds": rounds,

@@ -62,6 +62,7 @@ def test_lists_have_one_line_each(capfd):
     for line, card in zip(lines, zoo.cards().values(), strict=True):
         assert card.summary in line
         fill = ", fill=mean" if card.architecture.startswith("lagg") else ""
+        fill = ", agreement=seen" if card.architecture == "lopt-r" else fill
         assert line.endswith(
             f"(gamma={card.local['learning_rate']}, scale=1.0, weight_decay=0.0{fill})"
         )

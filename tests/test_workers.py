@@ -33,7 +33,7 @@ METHODS: dict[str, Any] = {  # K → (outer optimizer, local optimizer, compress
     "local SGD": lambda K: (OUTER["average"].make(), SGD, "dense", tiny.task()),
     "LOpt-A": lambda K: (learned("lopt-a", None), SGD, "dense", tiny.task()),
     "LAgg-A": lambda K: (learned("lagg-a", K), SGD, "dense", tiny.task()),
-    "lopt-r": lambda K: (LOPT_R(weights(LOPT_R)), SGD, "dense", tiny.task()),
+    "lopt-r": lambda K: (LOPT_R(weights(LOPT_R), scale=0.1), SGD, "dense", tiny.task()),
     "top-k": lambda K: (OUTER["average"].make(), SGD, "topk:0.3+ef", tiny.task()),
     "AdamW": lambda K: (OUTER["average"].make(), ADAMW, "dense", tiny.task()),
     "model state": lambda K: (OUTER["average"].make(), SGD, "dense", tiny.stateful_task()),

@@ -216,8 +216,8 @@ class RunFolder:
         on disk.
         """
         folder = cls(out or Path("runs") / f"{spelled(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
-        folder._made = [at for at in (folder.path, *folder.path.parents) if not at.exists()]
         try:
+            folder._made = [at for at in (folder.path, *folder.path.parents) if not at.exists()]
             folder.path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             folder._clear()

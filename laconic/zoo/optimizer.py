@@ -159,7 +159,7 @@ def load(name_or_path: str | os.PathLike[str], *, sha256: str | None = None) -> 
         >>> import laconic
         >>> learned = laconic.load("lopt-r")
         >>> learned.learned.architecture
-        'lopt-a'
+        'lopt-r'
     """
     opened = file.read(locate(name_or_path, sha256))
     with jax.ensure_compile_time_eval():  # numbers, even while a caller is traced

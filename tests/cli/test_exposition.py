@@ -111,6 +111,7 @@ def test_the_endpoint_and_the_file_show_the_same(tmp_path):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 get(address, method)
             assert refused.value.code in (404, 501)
+            refused.value.close()
     with pytest.raises(urllib.error.URLError):
         get(metrics.address)
     assert file.read_text() == text

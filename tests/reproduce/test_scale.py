@@ -129,6 +129,7 @@ def test_every_experiment_keeps_its_panels_methods_and_distinctions(name):
         p.config.local_steps,
         p.config.compress,
         p.config.federated,
+        p.config.fragments,
         tuple(tuning.config.method for tuning in p.tuned),
     )
     assert len({setting(p) for p in small.of(Panel)}) == len(full.of(Panel))

@@ -16,9 +16,10 @@ import pytest
 from laconic.compress import DENSE, parse_compressor
 from laconic.data.feed import Resident, Streamed
 from laconic.federated.population import Federated
+from laconic.means import parse_aggregate
 from laconic.method import Setting
 from laconic.methods import METHODS, definition_of, parse_method
-from laconic.runs.folder import Interrupted, RunFolder
+from laconic.runs.folder import Interrupted, Observer, RunFolder
 from laconic.runs.grid import Outcome, Sweep
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import chunks_of, run_sweep
@@ -409,6 +410,7 @@ class Fake:
     """Stands in for `Sweep`: the curves of a point follow from its number."""
 
     method, definition, compressor = "local-sgd", METHODS["local-sgd"], DENSE
+    aggregate = parse_aggregate("mean")
     task = SimpleNamespace(name="fake", feed=SimpleNamespace(splits={}))
 
     def __init__(self, rounds=30, seeds=(0, 1)):
@@ -426,7 +428,7 @@ class Fake:
         return Outcome(np.array(curves, np.float32), np.ones((len(points), S), bool), {})
 
 
-class Watcher:
+class Watcher(Observer):
     def __init__(self, leave_at=math.inf):
         self.begun, self.seen, self.leave_at = [], [], leave_at
 

@@ -21,7 +21,7 @@ from laconic.methods import METHODS, parse_method
 from laconic.recipes.sweeps import SWEEPS
 from laconic.runs import sweep as recipe
 from laconic.runs.compare import CompareConfig, compare
-from laconic.runs.folder import Interrupted
+from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.grid import parse_grid
 from laconic.runs.settings import command_line
 from laconic.runs.simulate import Simulation
@@ -71,7 +71,7 @@ def task():
     return plain_task("fit", lambda key: {"w": jax.random.normal(key, (5,))}, loss, feed)
 
 
-class Watcher:
+class Watcher(Observer):
     def __init__(self, leave_at=10**9):
         self.seen, self.notes, self.leave_at = 0, [], leave_at
 

@@ -87,7 +87,7 @@ def test_terminal_markdown_page_and_figure_show_the_same_label():
 
 
 def test_rows_tuned_on_the_task_say_so():
-    words = ("local-sgd", *TUNED["digits-mlp"], "lopt-a-digits", "lopt-a-general")
+    words = ("local-sgd", *TUNED["digits-mlp"], "lopt-a-digits", "lopt-r")
     assert RECIPES["digits"][1].optimizers == words
     assert all(parse_method(word, K=8) for word in words)
     table = summary_table(usual(seeds=2, rounds=30, labels=words))
