@@ -267,9 +267,9 @@ def test_one_joins_from_elsewhere_with_the_token_and_a_stranger_does_not(tmp_pat
         (tmp_path / name).mkdir()
     here = ["--workers", "2", "--here", "1", *FAST, "--", *SMALL, "--rounds", "20", "--out", "run"]
     with launch(tmp_path / "here", *here) as first:
-        told = [first.stderr.readline() for _ in range(2)]
+        told = [first.stderr.readline() for _ in range(3)]
         (address,) = re.findall(r"meet at (\S+);", told[0])
-        assert f"laconic worker --join {address} --worker N" in told[1]
+        assert f"laconic worker --join {address} --worker N" in "".join(told)
         token = tmp_path / "here" / "run" / "token"
         worker = ["worker", "--join", address, "--worker", "1", *FAST]
         train = ["--", *SMALL, "--rounds", "20", "--workers", "2"]
