@@ -110,7 +110,9 @@ def verdict(folder: Path, victim: int, killed: int | None) -> int:
     summary = read(folder / "records.jsonl")[-1]
     seen = summary["workers"][str(victim)]
     agree = len(summary["final_digests"]) == 1
-    back = seen["starts"] > 1 and seen["finished"]  # by its checkpoint, or by a peer's state
+    # Of two workers the other waits, and nobody is ahead of the checkpoint; of more, a peer heals.
+    healed = seen["healed"] > 0 or len(summary["workers"]) == 2
+    back = seen["starts"] > 1 and seen["finished"] and healed
     print(
         f"worker {victim} was killed after round {killed} and "
         f"{'came back' if back else 'did not come back in time'}; at the end the workers "

@@ -5,6 +5,9 @@ its steps are rounds, or outer steps. Which trackers watch is no setting of a ru
 resumed may have others, or none. A tracker that fails ends, with a note, and the run goes on.
 """
 
+# The extra is not part of what developers need.
+# pyright: reportMissingImports=false
+
 import contextlib
 import contextvars
 import csv

@@ -4,6 +4,9 @@
 files of `repository.FILES` are asked for.
 """
 
+# The extra is not part of what developers need.
+# pyright: reportMissingImports=false
+
 import contextlib
 import os
 import re
