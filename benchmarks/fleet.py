@@ -39,6 +39,7 @@ class Spec:
     compress: str = "dense"
     pace: float = 0.0  # seconds that a round's local steps take at least
     pinned: bool = False  # to one core each, in turn
+    bind: str = "127.0.0.1"  # where it listens
     timeouts: dict = dataclasses.field(default_factory=dict)
 
 
@@ -88,8 +89,9 @@ def work(spec):
             time.sleep(spec.pace)
 
     seal = Seal.of("benchmark", spec.folder)
+    timeouts = Timeouts(**spec.timeouts)
     engine = ElasticEngine(
-        spec.worker, spec.workers, spec.lighthouse, seal, timeouts=Timeouts(**spec.timeouts)
+        spec.worker, spec.workers, spec.lighthouse, seal, bind=spec.bind, timeouts=timeouts
     )
     setting = Setting(spec.workers, spec.local_steps, spec.batch, spec.rounds, (0,))
     keep = {"folder": spec.folder, "checkpoint_every": 50} if spec.pace else {}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from laconic.cli import compiled
 from laconic.cli.terminal import err, out, say, say_examples
 from laconic.errors import LaconicError, unknown
 from laconic.version import __version__
@@ -49,6 +50,9 @@ COMMANDS: dict[str, Command] = {
         _from("compare", "run_sweep_command"),
         "find a method's best hyper-parameters on a grid, all points at once",
     ),
+    "plan": Command(
+        _from("plan", "run_plan"), "what a round costs over a link, and the H to choose"
+    ),
     "reproduce": Command(
         _from("reproduce", "run_reproduce"),
         "repeat one of the paper's experiments and compare with its numbers",
@@ -60,9 +64,11 @@ COMMANDS: dict[str, Command] = {
         _from("bench", "run_bench"),
         "measure server steps, their overhead, rounds and meta-training on this machine",
     ),
+    "cache": Command(_from("compiled", "run_cache"), "show or delete kept compiled programs"),
     "tasks": Command(_from("zoo", "list_tasks"), "list what can be trained"),
     "optimizers": Command(_from("zoo", "list_optimizers"), "list what can be compared"),
 }
+READ_FIRST = ("compare", "sweep", "train", "meta-train", "plan")
 EXAMPLES = {
     "laconic compare": "five optimizers and two learned ones on bundled data",
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
@@ -72,6 +78,7 @@ EXAMPLES = {
     "laconic meta-train lopt-a-digits --minutes 5": "train a learned optimizer on bundled data",
     "laconic zoo list": "learned optimizers that are trained already",
     "laconic sweep slowmo-coarse --task digits-mlp --rounds 100": "80 settings of SlowMo, ranked",
+    "laconic plan --parameters 1e9 --link 100Mbit/50ms": "which H to train so large a model with",
     "laconic COMMAND --help": "every flag of a command",
 }
 
@@ -110,6 +117,10 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     if argv[0] not in COMMANDS:
         raise unknown("command", argv[0], COMMANDS)
+    if argv[0] in READ_FIRST:  # what is wrong is said before JAX is imported
+        importlib.import_module("laconic.cli.words").WORDS[argv[0]](argv[1:])
+    if argv[0] in compiled.COMMANDS and not {"-h", "--help"} & set(argv):
+        compiled.keep_compiled(os.environ)
     return COMMANDS[argv[0]].run(argv[1:])
 
 

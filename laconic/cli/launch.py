@@ -32,9 +32,10 @@ from laconic.engines.identity import Identity, new_run_id
 from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
+from laconic.runs.configs import TrainConfig
 from laconic.runs.folder import WORKER_LOGS, RunFolder
 from laconic.runs.settings import command_line
-from laconic.runs.train import TrainConfig, begun_id, identity_of, on_devices, parts_of
+from laconic.runs.train import begun_id, identity_of, on_devices, parts_of
 from laconic.runs.train_log import finish
 from laconic.store import atomic
 from laconic.tasks.catalog import make_task
