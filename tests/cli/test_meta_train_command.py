@@ -74,7 +74,7 @@ def test_without_a_recipe_there_is_a_list_and_one_error(argv, capfd, tmp_path, m
 
 
 def test_the_example_is_a_command():
-    words = command.EXAMPLE.split()
+    words = META_EXAMPLE.split()
     assert words[:2] == ["laconic", "meta-train"]
     assert command._config(words[2:])[1].minutes == 5
 
