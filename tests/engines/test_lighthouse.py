@@ -275,7 +275,7 @@ def test_a_worker_says_that_the_lighthouse_does_not_answer(monkeypatch, raises_c
         place.shutdown()
         with raises_clearly("no Lighthouse answers"):
             while True:
-                link.ask("b", 20.0, 0.3)
+                link.ask("b", 20.0, 3.0)
     assert set(told) == {f"the Lighthouse at {place.address()} does not answer"}
     assert len(told) >= 2
 
