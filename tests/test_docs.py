@@ -241,6 +241,7 @@ STOPS = (  # where the commands begin to work
     *((f"laconic.cli.train.{name}", stop_there) for name in ("train", "resume_train")),
     ("laconic.cli.meta_train.meta_train", stop_there),
     ("laconic.cli.meta_train.resume_meta_train", stop_there),
+    ("laconic.cli.plan.plan", stop_there),
     ("laconic.cli.report.report_folder", stop_there),
     ("laconic.cli.reproduce.reproduce", stop_there),
     ("laconic.cli.launch.engine_entry", stop_there),
