@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file 
 
 from benchmarks.fleet import ROOT, Spec, work
 from benchmarks.router import Namespaces, Rule, between
-from laconic.runs.plan import PlanConfig, check, plan
+from laconic.runs.configs import PlanConfig
+from laconic.runs.plan import check, plan
 from laconic.store.records import provenance, write_json
 
 PORT, STEP = 29520, "50ms"

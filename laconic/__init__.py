@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from laconic.compress import Compressor, parse_compressor
     from laconic.data.feed import Resident, Streamed
     from laconic.errors import LaconicError
-    from laconic.federated.population import Federated, Population, population_of
+    from laconic.federated.options import Federated
+    from laconic.federated.population import Population, population_of
     from laconic.local import LocalOptimizer
     from laconic.means import RobustMean, parse_aggregate
     from laconic.meta.estimator import Horizon
@@ -30,15 +31,16 @@ if TYPE_CHECKING:
         from_optax,
     )
     from laconic.round import Items, RoundState, Server, communication_round, draw_items, init_round
-    from laconic.runs.compare import CompareConfig, compare
+    from laconic.runs.compare import compare
+    from laconic.runs.configs import CompareConfig, SweepConfig, TrainConfig
     from laconic.runs.folder import Interrupted, Observer
     from laconic.runs.meta_config import MetaConfig
     from laconic.runs.meta_train import meta_train
     from laconic.runs.resume import resume
     from laconic.runs.simulate import Simulation
-    from laconic.runs.sweep import SweepConfig, sweep
+    from laconic.runs.sweep import sweep
     from laconic.runs.trackers import track
-    from laconic.runs.train import TrainConfig, train
+    from laconic.runs.train import train
     from laconic.tasks.base import Aux, Task, plain_task
     from laconic.tasks.catalog import TASKS, make_task
     from laconic.workers import Meshed, Simulated, worker_mesh
@@ -114,21 +116,23 @@ _HOMES = {
     "laconic.means": "RobustMean parse_aggregate",
     "laconic.method": "Method Setting local_method",
     "laconic.runs.simulate": "Simulation",
-    "laconic.federated.population": "Federated Population population_of",
+    "laconic.federated.options": "Federated",
+    "laconic.federated.population": "Population population_of",
     "laconic.local": "LocalOptimizer",
     "laconic.meta.estimator": "Horizon",
     "laconic.meta.problem": "Inner",
     "laconic.meta.train": "MetaTrainer Outer",
     "laconic.outer": "LearnedOptimizer OUTER OuterOptimizer RelativeOptimizer from_optax",
-    "laconic.runs.compare": "CompareConfig compare",
+    "laconic.runs.compare": "compare",
+    "laconic.runs.configs": "CompareConfig SweepConfig TrainConfig",
     "laconic.runs.folder": "Interrupted Observer",
     "laconic.runs.resume": "resume",
     "laconic.runs.meta_config": "MetaConfig",
     "laconic.runs.meta_train": "meta_train",
     "laconic.methods": "METHODS parse_method",
-    "laconic.runs.sweep": "SweepConfig sweep",
+    "laconic.runs.sweep": "sweep",
     "laconic.runs.trackers": "track",
-    "laconic.runs.train": "TrainConfig train",
+    "laconic.runs.train": "train",
     "laconic.round": "Items RoundState Server communication_round draw_items init_round",
     "laconic.tasks.base": "Aux Task plain_task",
     "laconic.tasks.catalog": "TASKS make_task",

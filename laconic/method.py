@@ -18,7 +18,7 @@ from laconic.errors import (
     require_seed,
     unknown,
 )
-from laconic.federated.population import Federated
+from laconic.federated.options import Federated
 from laconic.fragments import Fragments
 from laconic.local import LOCAL_OPTIMIZERS
 from laconic.means import MEAN, RobustMean

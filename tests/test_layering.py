@@ -12,7 +12,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # this list.
 LAYERS = [
     {"errors", "version", "device"},
-    {"architecture", "relative", "local", "largest"},
+    {"architecture", "relative", "local", "largest", "tuned"},
     {"data"},
     {"tasks"},
     {"client", "compress", "outer"},

@@ -68,6 +68,7 @@ COMMANDS: dict[str, Command] = {
     "tasks": Command(_from("zoo", "list_tasks"), "list what can be trained"),
     "optimizers": Command(_from("zoo", "list_optimizers"), "list what can be compared"),
 }
+READ_FIRST = ("compare", "sweep", "train", "meta-train", "plan")
 EXAMPLES = {
     "laconic compare": "five optimizers and two learned ones on bundled data",
     "laconic compare --link 100Mbit/20ms": "… and what fewer rounds are worth on that network",
@@ -116,6 +117,8 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     if argv[0] not in COMMANDS:
         raise unknown("command", argv[0], COMMANDS)
+    if argv[0] in READ_FIRST:  # what is wrong is said before JAX is imported
+        importlib.import_module("laconic.cli.words").WORDS[argv[0]](argv[1:])
     if argv[0] in compiled.COMMANDS and not {"-h", "--help"} & set(argv):
         compiled.keep_compiled(os.environ)
     return COMMANDS[argv[0]].run(argv[1:])

@@ -1,12 +1,10 @@
-"""What every command shares: the two consoles, reading words, progress bars, and stopping."""
+"""What every command shares: the two consoles, progress bars, and stopping."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Any, Self
 
-import tyro
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import (
@@ -19,15 +17,14 @@ from rich.progress import (
 )
 
 from laconic.cli.terminal import err, say
-from laconic.errors import unknown
+from laconic.runs.configs import Tracker
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.folder import StopFlag as SilentStopFlag
 from laconic.runs.settings import resume_command
-from laconic.runs.trackers import Name, track
+from laconic.runs.trackers import track
 from laconic.show.labels import labels_of
 
 LINE_SECONDS = 10.0  # between two lines of a log about the same thing
-Config = TypeVar("Config")
 Outcome = tuple[Path, list[dict[str, Any]]]  # a run's folder and its records
 
 
@@ -38,77 +35,12 @@ def say_facts(facts: Mapping[str, Any]) -> None:
         say(f"{name + ':':<{width}} {value}")
 
 
-# --- words ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ResumeConfig:
-    """Resume a run."""
-
-    resume: Path
-    """The folder of the run."""
-
-
-def wants_resume(argv: Iterable[str]) -> bool:
-    """Whether --resume is among the words."""
-    return any(word == "--resume" or word.startswith("--resume=") for word in argv)
-
-
-Track = Annotated[tuple[Name, ...], tyro.conf.UseAppendAction]
-
-
-@dataclass(frozen=True)
-class Tracked(Generic[Config]):
-    """What a command is asked for, and apart from that who else watches."""
-
-    config: Annotated[Config, tyro.conf.arg(name="")]
-    track: Track = ()
-    """Where numbers are written as they come: csv (track.csv in the run's folder), tensorboard,
-    trackio, wandb; may be given several times."""
-
-
-def resume_words(command: str, argv: Sequence[str], config: type[Config]) -> Tracked[Config]:
-    """What `--resume DIR` and further flags ask for."""
-    about = "Resume a run where it stopped, with the settings it was begun with."
-    kind = Tracked[config]
-    return tyro.cli(kind, args=list(argv), prog=f"laconic {command}", description=about)
-
-
-def recipe_words(
-    command: str,
-    argv: Sequence[str],
-    base: Config,
-    recipes: Mapping[str, tuple[str, Config]],
-    about: str,
-    change: Callable[[Config], Config] = lambda config: config,
-) -> Tracked[Config]:
-    """What `[RECIPE] [--flags]` ask for, else `base`; `change` goes before the flags."""
-    rest = list(argv)
-    if rest and not rest[0].startswith("-"):
-        if rest[0] not in recipes:
-            raise unknown("recipe", rest[0], recipes)
-        base = recipes[rest.pop(0)][1]
-    return tyro.cli(
-        Tracked[type(base)],
-        args=rest,
-        default=Tracked(change(base)),
-        prog=f"laconic {command} [RECIPE]",
-        description=f"{about}\n\n{recipes_text(recipes)}",
-    )
-
-
-def recipes_text(recipes: Mapping[str, tuple[str, Any]]) -> str:
-    """The recipes of a command, one line each, for its --help."""
-    lines = "\n".join(f"  {name}: {summary}" for name, (summary, _) in recipes.items())
-    return f"Recipes (first word, then flags to change it):\n{lines}"
-
-
 # --- progress and signals -------------------------------------------------------------------------
 
 
 def with_bars(
     command: str,
-    trackers: Sequence[Name],
+    trackers: Sequence[Tracker],
     run: Callable[[Observer, "StopFlag"], Outcome],
     show: Callable[[Path, list[dict[str, Any]]], None],
     under_way: str = "this chunk of rounds",

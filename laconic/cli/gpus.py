@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from laconic.engines.machine import Devices, check_devices, local_devices
+from laconic.engines.devices import Devices, check_devices
+from laconic.engines.machine import local_devices
 from laconic.errors import LaconicError
 from laconic.show.table import plural
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from laconic.engines.address import is_loopback
-from laconic.engines.jax_distributed import join
 from laconic.errors import LaconicError
 
 VARIABLE = "LACONIC_TOKEN"
@@ -47,6 +46,8 @@ class Hosts:
             raise LaconicError(
                 f"--coordinator is HOST:PORT, as in 10.0.0.1:1234, got {self.coordinator!r}."
             )
+        from laconic.engines.jax_distributed import join
+
         # A host that others can reach is to be reached; its name may mean another address there.
         bind = "" if is_loopback(host) else "::"
         join(self.coordinator, self.processes, self.process, bind=bind)

@@ -22,21 +22,23 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli import gpus
-from laconic.cli.console import LiveDisplay, StopFlag, Track
+from laconic.cli.console import LiveDisplay, StopFlag
 from laconic.cli.exposition import Metrics, exposition
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.terminal import err, out, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
+from laconic.cli.words import Track
 from laconic.cli.worker import Connection, needed_workers, split_words
 from laconic.engines.address import free_port, is_loopback, reached_at, split_address, with_port
 from laconic.engines.identity import Identity, new_run_id
 from laconic.engines.registry import EngineEntry, engine_entry
 from laconic.engines.supervisor import HASTE, Line, Supervisor
 from laconic.errors import LaconicError
+from laconic.runs.configs import TrainConfig
 from laconic.runs.folder import WORKER_LOGS, Observer, RunFolder
 from laconic.runs.settings import command_line
 from laconic.runs.trackers import track
-from laconic.runs.train import TrainConfig, begun_id, identity_of, on_devices, parts_of
+from laconic.runs.train import begun_id, identity_of, on_devices, parts_of
 from laconic.runs.train_log import finish
 from laconic.store import atomic
 from laconic.store.records import plain

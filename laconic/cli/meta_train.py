@@ -4,75 +4,34 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from laconic.cli.console import (
-    LiveDisplay,
-    StopFlag,
-    Track,
-    recipes_text,
-    resume_words,
-    say_facts,
-    wants_resume,
-)
-from laconic.cli.hosts import Hosts
+from laconic.cli.console import LiveDisplay, StopFlag, say_facts
 from laconic.cli.terminal import err, say
-from laconic.errors import LaconicError, unknown
-from laconic.federated.population import Federated
-from laconic.recipes.meta_trainings import META_RECIPES
+from laconic.cli.words import MetaResumeConfig, meta_words
+from laconic.federated.options import Federated
 from laconic.runs.folder import Interrupted, Observer
 from laconic.runs.meta_config import MetaConfig, parse_inner
 from laconic.runs.meta_train import meta_train, resume_meta_train
 from laconic.runs.settings import flags_of, program, read_config, resume_command
 from laconic.runs.trackers import track
 
-EXAMPLE = "laconic meta-train lopt-a-digits --minutes 5"
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLUMNS = 60  # of the sparkline
 WINDOW = 50  # outer steps that the meta-loss shown is a mean of
 
 
-@dataclass(frozen=True)
-class MetaResumeConfig:
-    """Resume meta-training."""
-
-    resume: Path
-    """The folder of the run."""
-    minutes: float | None = None
-    """Stop cleanly after about this long; by default go on to the end."""
-    hosts: tyro.conf.OmitArgPrefixes[Hosts] = field(default_factory=Hosts)
-
-
-@dataclass(frozen=True)
-class _Begin:
-    """Settings and, apart from them, which processes take part."""
-
-    config: Annotated[MetaConfig, tyro.conf.arg(name="")]
-    hosts: tyro.conf.OmitArgPrefixes[Hosts]
-    track: Track = ()
-    """Where numbers are written as they come: csv (track.csv in the run's folder), tensorboard,
-    trackio, wandb; may be given several times."""
-
-
 def run_meta_train(argv: Sequence[str]) -> int:
     """`laconic meta-train RECIPE [--flags]` or `laconic meta-train --resume DIR [--minutes M]`."""
-    if wants_resume(argv):
-        words = resume_words("meta-train", argv, MetaResumeConfig)
-        arguments, trackers = words.config, words.track
-        name, hosts = arguments.resume.name, arguments.hosts
-    else:
-        name, begin = _config(argv)
-        arguments, hosts, trackers = begin.config, begin.hosts, begin.track
+    name, arguments, hosts, trackers = meta_words(argv)
     speaks = hosts.join()
     console = err if speaks else Console(stderr=True, quiet=True)
     with StopFlag("these outer steps") as stop, MetaDisplay(name, console) as display:
@@ -94,28 +53,6 @@ def run_meta_train(argv: Sequence[str]) -> int:
     if speaks:
         _print_summary(folder, records)
     return 0
-
-
-def _config(argv: Sequence[str]) -> tuple[str, _Begin]:
-    rest = list(argv)
-    recipes = recipes_text(META_RECIPES)
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else None
-    if name is None and not {"-h", "--help"} & set(rest):
-        say(f"{recipes}\n\nExample: {EXAMPLE}\n", err)
-        raise LaconicError(
-            "meta-train needs the name of a recipe first; choose one of those above."
-        )
-    if name is not None and name not in META_RECIPES:
-        raise unknown("recipe", name, META_RECIPES)
-    base = MetaConfig() if name is None else META_RECIPES[name][1]
-    begin = tyro.cli(
-        _Begin,
-        args=rest,
-        default=_Begin(base, Hosts()),
-        prog=f"laconic meta-train {name or 'RECIPE'}",
-        description=f"Meta-train a learned optimizer on one task or several.\n\n{recipes}",
-    )
-    return name or "own", begin
 
 
 def _print_summary(folder: Path, records: Sequence[dict[str, Any]]) -> None:

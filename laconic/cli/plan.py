@@ -4,17 +4,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import tyro
-
 from laconic.cli.console import timing_bar
 from laconic.cli.terminal import err, out, say
-from laconic.runs.plan import PlanConfig, plan
+from laconic.cli.words import plan_words
+from laconic.runs.configs import PlanConfig
+from laconic.runs.plan import plan
 from laconic.show.table import Table, duration, number, percent
 from laconic.store.records import provenance, write_json
 
-PLAN = """\
-Say what a round costs over a link for each H, compressor and outer optimizer, from exact bits and
-from times measured on this machine, and which H to choose. Nothing is trained."""
 NOTE = (
     "A cell is the time of a round and the share of it that is local steps. Rounds needed for a "
     "loss are not assumed: they depend on H, compressor and optimizer (laconic compare)."
@@ -23,7 +20,7 @@ NOTE = (
 
 def run_plan(argv: Sequence[str]) -> int:
     """`laconic plan [--flags]`."""
-    config = tyro.cli(PlanConfig, args=list(argv), prog="laconic plan", description=PLAN)
+    config = plan_words(argv)
     with timing_bar() as shown:
         total = len(config.optimizers) + len(config.compress)
         line = shown.add_task("measuring", total=total, what="")

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import tyro
 
 from laconic.bench.timing import Tick
-from laconic.cli.console import LiveBars, StopFlag, bars, timing_bar, wants_resume
+from laconic.cli.console import LiveBars, StopFlag, bars, timing_bar
 from laconic.cli.meta_train import MetaDisplay
 from laconic.cli.terminal import err, out, say
+from laconic.cli.words import wants_resume
 from laconic.errors import LaconicError
 from laconic.reproduce import EXPERIMENTS
 from laconic.reproduce.outcome import left_line, scale_line

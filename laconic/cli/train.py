@@ -2,27 +2,18 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from laconic.cli.console import (
-    ResumeConfig,
-    recipe_words,
-    resume_words,
-    say_facts,
-    wants_resume,
-    with_bars,
-)
-from laconic.engines.machine import Devices
+from laconic.cli.console import say_facts, with_bars
+from laconic.cli.words import ResumeTrainConfig, train_words
 from laconic.errors import LaconicError
-from laconic.recipes.trainings import TRAIN_RECIPES
+from laconic.runs.configs import TrainConfig
 from laconic.runs.settings import program, resume_command
-from laconic.runs.trackers import Name
 from laconic.runs.train import (
     BEST,
     WEIGHTS,
-    TrainConfig,
     on_devices,
     read_train_config,
     resume_train,
@@ -30,18 +21,6 @@ from laconic.runs.train import (
 )
 from laconic.runs.train_log import CURVE
 from laconic.show import training
-
-ABOUT = """\
-Train one model with K workers and one outer optimizer, all in this process. To train with real
-processes instead: laconic launch --workers 4 -- train RECIPE"""
-
-
-@dataclass(frozen=True)
-class ResumeTrainConfig(ResumeConfig):
-    """Resume a training."""
-
-    devices: Devices | None = None
-    """Split minibatches over this many devices, or all; by default as many as it was begun with."""
 
 
 def run_train(argv: Sequence[str]) -> int:
@@ -57,26 +36,14 @@ def run_train(argv: Sequence[str]) -> int:
     return with_bars("train", trackers, run, print_outcome, "this round and one more")
 
 
-def train_words(
-    argv: Sequence[str], workers: int | None = None
-) -> tuple[TrainConfig | ResumeTrainConfig, Sequence[Name]]:
-    """What the words after `train` ask for, and its trackers; `workers` is how many a launcher has,
-    if it says so."""
-    if wants_resume(argv):
-        resumed = resume_words("train", argv, ResumeTrainConfig)
-        return resumed.config, resumed.track
-    change = lambda base: base if workers is None else replace(base, workers=workers)
-    words = recipe_words("train", argv, TrainConfig(), TRAIN_RECIPES, ABOUT, change)
-    return words.config, words.track
-
-
 def shared_config(words: Sequence[str], workers: int | None) -> tuple[TrainConfig, bool]:
     """The config that several processes train by, and whether it is resumed from a folder."""
     if not words or words[0] != "train":
         raise LaconicError(
             "say what to train after --, for example: laconic launch --workers 4 -- train digits"
         )
-    config, trackers = train_words(words[1:], workers)
+    change = lambda base: base if workers is None else replace(base, workers=workers)
+    config, trackers = train_words(words[1:], change)
     if trackers:
         raise LaconicError(
             "--track is for the process that sees all workers: give it to laconic launch, before "

@@ -28,9 +28,9 @@ from laconic.engines.address import (
     split_address,
     with_port,
 )
+from laconic.engines.devices import Devices
 from laconic.engines.identity import new_run_id
 from laconic.engines.lighthouse import Lighthouse
-from laconic.engines.machine import Devices
 from laconic.engines.registry import ENGINES, Seat, Waits, engine_entry
 from laconic.engines.supervisor import end_with_stdin
 from laconic.engines.tls import TlsFiles

@@ -8,17 +8,17 @@ Everything else of a round, the outer step and the guard among it, stays on the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from laconic.data.feed import count_rows
+from laconic.engines.devices import Devices, check_devices, check_divides
 from laconic.errors import LaconicError
 from laconic.tasks.base import Task
 
 AXIS = "examples"
-Devices = int | Literal["all"]
 
 
 @dataclass(frozen=True)
@@ -75,28 +75,6 @@ class Machine:
     def check_divides(self, examples: int) -> None:
         """Every device takes the same number of a minibatch's examples."""
         check_divides(examples, self.mesh.size)
-
-
-def check_divides(examples: int, devices: int) -> None:
-    """Raise unless a minibatch can be split evenly."""
-    if examples % devices:
-        raise LaconicError(
-            f"a minibatch of {examples} examples does not divide over {devices} devices, each of "
-            f"which takes the same number: choose --batch a multiple of {devices}, or other "
-            "--devices."
-        )
-
-
-def check_devices(devices: Devices, batch: int) -> None:
-    """Raise for what cannot be asked of any machine; no device is looked at."""
-    if devices == "all":
-        return
-    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-        raise LaconicError(
-            f"devices is how many of its devices a process uses, from 1 on, or all of them with "
-            f"'all'; got {devices!r}."
-        )
-    check_divides(batch, devices)
 
 
 def local_devices(devices: Devices, batch: int) -> list[Any]:

@@ -18,7 +18,8 @@ from laconic.client import LocalOptimizer, local_client
 from laconic.compress import parse_compressor
 from laconic.data.feed import Resident
 from laconic.errors import LaconicError, require_examples, require_positive
-from laconic.federated.population import Bank, Federated, bank_for, draw_population
+from laconic.federated.options import Federated
+from laconic.federated.population import Bank, bank_for, draw_population
 from laconic.outer.base import OuterOptimizer
 from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.outer.relative import RelativeOptimizer

@@ -1,7 +1,7 @@
 """Comparisons by name."""
 
-from laconic.federated.population import Federated
-from laconic.runs.compare import CompareConfig
+from laconic.federated.options import Federated
+from laconic.runs.configs import CompareConfig
 
 
 def _federated(task: str, alpha: float, *optimizers: str) -> CompareConfig:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from laconic.federated.population import Federated
+from laconic.federated.options import Federated
 from laconic.runs.meta_config import MetaConfig
 
 _FMNIST = MetaConfig()

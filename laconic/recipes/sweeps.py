@@ -1,13 +1,11 @@
-"""Sweeps by name: the paper's grids and our own."""
+"""Sweeps by name: the paper's grids and our own. Only those of outer optimizers of one's own need
+JAX to be found."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from laconic.federated.population import Federated
-from laconic.methods import own_names
-from laconic.outer import OUTER
-from laconic.runs.grid import parse_grid
-from laconic.runs.sweep import SweepConfig
+from laconic.federated.options import Federated
+from laconic.runs.configs import SweepConfig
 
 # --- the grids of the paper -----------------------------------------------------------------------
 
@@ -236,6 +234,10 @@ SWEEPS: dict[str, tuple[str, SweepConfig]] = {
 
 def sweeps() -> dict[str, tuple[str, SweepConfig]]:
     """The recipes by name, and the grids that outer optimizers of one's own bring along."""
+    from laconic.methods import own_names
+    from laconic.outer import OUTER
+    from laconic.runs.grid import parse_grid
+
     found = dict(SWEEPS)
     for name in own_names():
         if OUTER[name].grid and name not in found:

@@ -1,6 +1,6 @@
 """Trainings by name."""
 
-from laconic.runs.train import TrainConfig
+from laconic.runs.configs import TrainConfig
 
 TRAIN_RECIPES: dict[str, tuple[str, TrainConfig]] = {
     "digits": (

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from laconic.data.partition import class_counts
-from laconic.federated.population import RUNS, Federated, draw_rows, labels_of
+from laconic.federated.options import Federated
+from laconic.federated.population import RUNS, draw_rows, labels_of
 from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.panel import Panel, Use
 from laconic.reproduce.paper import by_recipe
 from laconic.reproduce.part import Outcome, Part, Record, Runner, Runs, plural
-from laconic.runs.compare import CompareConfig
+from laconic.runs.configs import CompareConfig
 from laconic.show.figures import axes_grid, finish_axes, plot_style
 from laconic.show.table import Table, number
 from laconic.tasks.catalog import make_task

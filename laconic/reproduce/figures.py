@@ -9,8 +9,7 @@ from laconic.reproduce.general import FIG_GENERAL
 from laconic.reproduce.modern import TABLE_MODERN
 from laconic.reproduce.panel import Learned, Panel, Tuning, Use
 from laconic.reproduce.paper import FULL, both, by_recipe, comparison, learned, top_k, trained
-from laconic.runs.compare import CompareConfig
-from laconic.runs.sweep import SweepConfig
+from laconic.runs.configs import CompareConfig, SweepConfig
 
 ARCHITECTURES = {"LOpt-A": "lopt-a", "LAgg-A": "lagg-a"}
 

@@ -15,8 +15,7 @@ from laconic.reproduce.experiment import Experiment
 from laconic.reproduce.panel import Panel, Tuning, Use
 from laconic.reproduce.paper import by_recipe
 from laconic.reproduce.part import Record, Runs
-from laconic.runs.compare import CompareConfig
-from laconic.runs.sweep import SweepConfig
+from laconic.runs.configs import CompareConfig, SweepConfig
 from laconic.show.curves import of_kind
 from laconic.show.metrics import final_loss, mean_curve, rounds_to_loss
 from laconic.show.sweep import RULES

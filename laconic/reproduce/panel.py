@@ -15,13 +15,13 @@ from laconic.reproduce import scale
 from laconic.reproduce.panel_show import VIEWS, averages, panel_rows, panels_figure, panels_table
 from laconic.reproduce.part import Job, Outcome, Part, Record, Runner, Runs, bare, begun, plural
 from laconic.reproduce.sweep_panel import SWEEP, find_sweep, point_text
-from laconic.runs.compare import CompareConfig, check, compare
+from laconic.runs.compare import check, compare
+from laconic.runs.configs import CompareConfig, SweepConfig
 from laconic.runs.folder import CHECKPOINT, is_another
 from laconic.runs.grid import parse_grid
 from laconic.runs.meta_config import MetaConfig, described
 from laconic.runs.meta_train import meta_train
 from laconic.runs.settings import command_line
-from laconic.runs.sweep import SweepConfig
 from laconic.show.curves import of_kind
 from laconic.show.sweep import RULES, ranked
 from laconic.show.table import Table, number

@@ -6,7 +6,7 @@ from typing import Any
 from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.reproduce.experiment import Listing
 from laconic.reproduce.panel import Learned, Number, Use
-from laconic.runs.compare import CompareConfig
+from laconic.runs.configs import CompareConfig
 from laconic.runs.meta_config import MetaConfig
 from laconic.zoo import published
 

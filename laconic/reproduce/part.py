@@ -16,12 +16,11 @@ from laconic.bench.overhead import OverheadConfig
 from laconic.bench.timing import Tick
 from laconic.errors import LaconicError
 from laconic.reproduce.scale import compiled_for
-from laconic.runs.compare import CompareConfig
+from laconic.runs.configs import CompareConfig, SweepConfig
 from laconic.runs.folder import Interrupted, Observer, check_records
 from laconic.runs.meta_config import MetaConfig
 from laconic.runs.resume import resume
 from laconic.runs.settings import different, located, read_config
-from laconic.runs.sweep import SweepConfig
 from laconic.show.table import Table
 from laconic.store.archive import records_file
 from laconic.store.records import RECORDS, plain, read

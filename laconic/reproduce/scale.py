@@ -12,10 +12,9 @@ from typing import NamedTuple
 import jax
 
 from laconic.bench.overhead import OverheadConfig
-from laconic.runs.compare import CompareConfig
+from laconic.runs.configs import CompareConfig, SweepConfig
 from laconic.runs.grid import parse_grid
 from laconic.runs.meta_config import MetaConfig
-from laconic.runs.sweep import SweepConfig
 from laconic.tasks.catalog import TASKS
 
 SCALES = ("smoke", "full")

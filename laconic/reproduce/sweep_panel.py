@@ -18,7 +18,8 @@ from laconic.reproduce.part import (
     different_settings,
     plural,
 )
-from laconic.runs.sweep import SweepConfig, sweep
+from laconic.runs.configs import SweepConfig
+from laconic.runs.sweep import sweep
 from laconic.show.curves import COLOURS, of_kind
 from laconic.show.figures import axes_grid, finish_axes, plot_style
 from laconic.show.sweep import RULES, ranked

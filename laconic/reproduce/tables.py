@@ -13,7 +13,7 @@ from laconic.reproduce.panel import Panel
 from laconic.reproduce.paper import both, comparison
 from laconic.reproduce.sweep_panel import SweepPanel
 from laconic.reproduce.timings import TimingPanel
-from laconic.runs.sweep import SweepConfig
+from laconic.runs.configs import SweepConfig
 
 # --- Table 1 --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +21,10 @@ from jax.sharding import Mesh
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError
-from laconic.federated.population import Federated
 from laconic.fragments import Fragments
 from laconic.means import name_of, parse_aggregate
 from laconic.method import Method, Setting, seeds_from
-from laconic.methods import TUNED
+from laconic.runs.configs import CompareConfig
 from laconic.runs.early import Looks, check_patience, watched
 from laconic.runs.estimate import Forecast, Outlook, of_methods
 from laconic.runs.folder import (
@@ -50,85 +49,6 @@ from laconic.tasks.catalog import OWN_TASK, given_task
 from laconic.workers import worker_mesh
 
 SAVE_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Several optimizers on one task with K workers, over several seeds.
-
-    Every field has a default, and every field is a flag of `laconic compare`.
-
-    Example::
-
-        CompareConfig(task="fmnist-mlp2", optimizers=("local-sgd", "diloco"), rounds=200)
-        CompareConfig(optimizers=("local-sgd", ("lion", optax.lion(1e-3)), load("lopt-r")))
-    """
-
-    task: str = "digits-mlp"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
-    task of your own as mymodule:make_task."""
-    optimizers: tuple[Optimizer, ...] = (
-        "local-sgd",
-        *TUNED["digits-mlp"],
-        "lopt-a-digits",
-        "lopt-r",
-    )
-    """What to compare: names from `laconic optimizers`, with options as name:key=value,key=value.
-    From Python also ready objects, alone or as (label, object): a Method, an OuterOptimizer or an
-    optax transformation (over SGD workers at rate 0.1), or a loaded optimizer."""
-    workers: int = 8
-    """K, how many workers there are."""
-    local_steps: int = 4
-    """H, the local steps each takes in a round."""
-    batch: int = 16
-    """B, the examples of a local step."""
-    rounds: int = 100
-    """T, the communication rounds."""
-    federated: Federated = field(default_factory=Federated)
-    """A population of clients with data of their own, of which K are sampled each round; none
-    unless one is given."""
-    seeds: int = 5
-    """How many seeds, each with its own initial weights, minibatches and, with a population,
-    partition of the data."""
-    first_seed: int = 0
-    """The first seed; the others follow it."""
-    seeds_at_once: int = 0
-    """Seeds that are trained side by side, 0: all; fewer take less memory."""
-    evaluate_every: int = 20
-    """Rounds between two looks at the test set; also how often a run can be stopped."""
-    patience: int | None = None
-    """Stop a method once so many looks in a row found no lower validation loss (test loss, where
-    a task has no validation split), as the mean over seeds; never by default."""
-    missing: int = 0
-    """How many workers are absent from each round, others every time; what they computed is lost.
-    """
-    fragments: int = 1
-    """F, the parts in which the model is exchanged, each at its own time in a round."""
-    delay: int = 0
-    """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
-    mix: float = 0.0
-    """The share of its own weights that a worker keeps when a fragment arrives."""
-    compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, chunk-topk:0.01, int8, int4,
-    int2, +ef; e.g. topk:0.01+int8+ef; or sparseloco."""
-    aggregate: str = "mean"
-    """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
-    krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
-    topology: Literal["server", "all-gather", "ring"] = "server"
-    """How messages travel, for counting bits."""
-    link: str | None = None
-    """Price the rounds on a network: bandwidth/latency, e.g. 100Mbit/20ms."""
-    step_time: str | None = None
-    """How long one local step takes, e.g. 12ms; with a link and without it, plain SGD is measured
-    here."""
-    target_loss: float | None = None
-    """The train loss to race to; by default the lowest that local SGD reaches."""
-    on_nan: Literal["stop", "continue"] = "stop"
-    """What to do when a loss is NaN or infinite."""
-    devices: int = 1
-    """Spread the workers over this many devices (K must be a multiple)."""
-    out: Path | None = None
-    """The folder to write, new or empty; by default runs/TASK-TIME."""
 
 
 @dataclass(frozen=True)

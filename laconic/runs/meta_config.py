@@ -1,18 +1,19 @@
-"""Meta-training as data: a frozen config."""
+"""Meta-training as data: a frozen config. JAX is imported only where it is made into objects."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from laconic.client import LocalOptimizer
 from laconic.errors import LaconicError, unknown
-from laconic.federated.population import KINDS, Federated
-from laconic.meta.estimator import Horizon
-from laconic.meta.problem import Inner, Learned
-from laconic.meta.train import Outer
-from laconic.outer.learned import LearnedOptimizer
-from laconic.outer.relative import RelativeOptimizer
+from laconic.federated.options import KINDS, Federated
+from laconic.local import LocalOptimizer
 from laconic.relative import INPUTS
+
+if TYPE_CHECKING:
+    from laconic.meta.problem import Inner, Learned
+    from laconic.meta.train import Outer
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,9 @@ class MetaConfig:
 
     def learned(self) -> Learned:
         """The architecture to train; LAgg needs one K for all tasks."""
+        from laconic.outer.learned import LearnedOptimizer
+        from laconic.outer.relative import RelativeOptimizer
+
         if self.architecture == "lopt-r":
             return RelativeOptimizer(
                 self.nominal_rate,
@@ -167,6 +171,9 @@ class MetaConfig:
 
     def outer(self) -> Outer:
         """How φ is trained."""
+        from laconic.meta.estimator import Horizon
+        from laconic.meta.train import Outer
+
         own = {f.name for f in fields(Outer)} - {"horizon"}
         horizon = Horizon(self.shortest, self.longest, self.ramp)
         return Outer(horizon=horizon, **{name: getattr(self, name) for name in own})
@@ -192,6 +199,8 @@ POPULATION_OPTIONS = {
 
 def parse_inner(spec: str, config: MetaConfig) -> Inner:
     """`task` or `task@option=value,…`; what it does not say comes from the config."""
+    from laconic.meta.problem import Inner
+
     task, at, tail = spec.partition("@")
     known = TASK_OPTIONS | POPULATION_OPTIONS
     values: dict[str, Any] = {name: getattr(config, name) for name in TASK_OPTIONS}

@@ -10,8 +10,7 @@ rounds a training needs is not assumed: it depends on H, on the compressor and o
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +22,7 @@ from laconic.errors import LaconicError, require_counts, require_positive, requi
 from laconic.method import Method, check_workers
 from laconic.methods import parse_method
 from laconic.outer.base import outer_step
+from laconic.runs.configs import PlanConfig
 from laconic.show.timing import (
     Link,
     Traffic,
@@ -41,41 +41,6 @@ PAUSE = 0.2  # seconds after which it begins anew
 PEERS = 4  # messages that combining is measured on
 SHOWN = ("optimizer", "compress", "encode", "combine", "outer")
 Tick = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class PlanConfig:
-    """What a round costs over a link, before anything is trained.
-
-    Every field has a default, and every field is a flag of `laconic plan`.
-    """
-
-    parameters: float = 1e8
-    """How many the model has, e.g. 1e9."""
-    workers: int = 8
-    """K, how many workers there are."""
-    link: str = "100Mbit/20ms"
-    """Each worker's connection: bandwidth, in each direction at the same time, and one-way latency.
-    """
-    step_time: str = "100ms"
-    """How long one local step takes, e.g. 400ms."""
-    local_steps: tuple[int, ...] = (1, 16, 256)
-    """Values of H to show."""
-    compress: tuple[str, ...] = ("dense", "int8", "int4+ef", "topk:0.01+int8+ef")
-    """How messages are compressed, as in `laconic compare`."""
-    optimizers: tuple[str, ...] = ("diloco", "lopt-r")
-    """Outer optimizers: names from `laconic optimizers`."""
-    share: float = 0.9
-    """The share of a round that local steps are to have; the smallest H with it is chosen."""
-    steps: int = 10_000
-    """The local steps of a whole run, which take more rounds the smaller H is."""
-    rounds: int | None = None
-    """The rounds of a whole run, whatever H is, in place of its local steps."""
-    probe: int = 1_000_000
-    """Parameters on which encoding, combining and outer steps are timed here; times are taken to
-    grow in proportion."""
-    out: Path | None = None
-    """A JSON file for all of it."""
 
 
 class Cost(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.federated.population import in_words
+from laconic.federated.options import in_words
 from laconic.meta.problem import Inner
 from laconic.outer.learned import Theta
 from laconic.runs.meta_config import MetaConfig, described

@@ -6,17 +6,17 @@ in memory, and recorded when their chunk is done. A resumed sweep runs the chunk
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from laconic.compress import parse_compressor
 from laconic.errors import LaconicError, require_positive
-from laconic.federated.population import Federated
 from laconic.means import name_of, parse_aggregate
 from laconic.method import Point, Setting, seeds_from
 from laconic.methods import optimizer_sha256, parse_swept
+from laconic.runs.configs import SweepConfig
 from laconic.runs.estimate import Forecast, Outlook, step_operations
 from laconic.runs.folder import Interrupted, Observer, RunFolder, describe, is_another
 from laconic.runs.grid import Outcome, Sweep, parse_grid, without_repeats
@@ -28,62 +28,6 @@ from laconic.tasks.base import Task
 from laconic.tasks.catalog import OWN_TASK, given_task
 
 SEGMENT = 100  # rounds between two signs of progress, and two chances to stop
-
-
-@dataclass(frozen=True)
-class SweepConfig:
-    """A grid of one method's hyper-parameters on one task with K workers.
-
-    Every field has a default, and every field is a flag of `laconic sweep`.
-
-    Example::
-
-        SweepConfig(task="digits-mlp", method="sgd", grid=("alpha=1,0.5,0.1",), rounds=100)
-    """
-
-    task: str = "fmnist-mlp2"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
-    task of your own as mymodule:make_task."""
-    method: str = "local-sgd"
-    """Whose hyper-parameters: a method from `laconic optimizers`, one of your own, or a learned
-    optimizer by its published name or file, which has gamma, the workers' rate, scale, which
-    multiplies its steps, and weight_decay, the share of each weight taken off a round. Options that
-    follow a colon are the same at every point, as in slowmo:local=adamw."""
-    grid: tuple[str, ...] = ("gamma=1,0.5,0.3,0.1",)
-    """All values of each hyper-parameter, as name=value,value; a value may be divided by an earlier
-    one: 0.5/gamma. clip= and decay= are those of the workers' gradients and weights."""
-    points: tuple[str, ...] = ()
-    """Single points off the grid, as name=value,name=value."""
-    workers: int = 8
-    """K, how many workers there are."""
-    local_steps: int = 4
-    """H, the local steps each takes in a round."""
-    batch: int = 128
-    """B, the examples of a local step."""
-    rounds: int = 1000
-    """T, the communication rounds."""
-    federated: Federated = field(default_factory=Federated)
-    """A population of clients with data of their own, of which K are sampled each round; none
-    unless one is given."""
-    compress: str = "dense"
-    """How messages are compressed, as in `laconic compare`: dense, topk:0.1+ef, int8, …"""
-    aggregate: str = "mean"
-    """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
-    krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
-    seeds: int = 1
-    """How many seeds each point is run with; one, by default: run the winners of a sweep with more.
-    """
-    first_seed: int = 0
-    """The first seed; the others follow it."""
-    rank_by: Literal["minimum", "final", "rounds", "valid"] = "minimum"
-    """What is best: the lowest train loss ever or at the end, fewest rounds to the target, lowest
-    validation loss."""
-    target_loss: float | None = None
-    """The train loss that rounds are counted to."""
-    points_at_once: int = 44
-    """Grid points that are trained side by side; fewer take less memory."""
-    out: Path | None = None
-    """The folder to write, new or empty; by default runs/sweep-METHOD-TASK-TIME."""
 
 
 def sweep(

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from laconic.errors import LaconicError, unknown
 from laconic.runs.folder import Observer, spelled
@@ -28,7 +28,6 @@ from laconic.store import atomic
 PROJECT = "laconic"  # of trackio and W&B
 TRACK_CSV = "track.csv"
 COLUMNS = ("curve", "step", "metric", "value")
-Name = Literal["csv", "tensorboard", "trackio", "wandb"]
 Numbers = Mapping[str, float]
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from laconic.compress import parse_compressor
 from laconic.engines.base import Engine, Refused, SimulatedEngine
+from laconic.engines.devices import Devices, check_devices
 from laconic.engines.fragments import FragmentPrograms
 from laconic.engines.identity import Identity, code_version, short_hash
 from laconic.engines.loop import (
@@ -29,7 +30,7 @@ from laconic.engines.loop import (
     checkpoint_path,
     row_of,
 )
-from laconic.engines.machine import Devices, check_devices, local_devices
+from laconic.engines.machine import local_devices
 from laconic.engines.topology import GATHER, check_exchange
 from laconic.engines.wire import Seal
 from laconic.errors import CannotBegin, LaconicError, require_positive
@@ -37,6 +38,7 @@ from laconic.fragments import Fragments
 from laconic.means import MEAN, parse_aggregate
 from laconic.method import Method, Setting, check_workers
 from laconic.methods import optimizer_sha256, parse_method
+from laconic.runs.configs import TrainConfig
 from laconic.runs.early import Looks, check_patience, look, watched
 from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled, seconds_of, step_operations
 from laconic.runs.folder import (
@@ -75,71 +77,6 @@ OWN = ("out", "checkpoint_every", "devices")  # each process may have its own
 WEIGHTS = "weights.safetensors"
 LOOK_EVERY = 10  # rounds, where a training may stop early
 BEST = "best.safetensors"  # of a training that may stop early: after its best look
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """One model, trained with K workers and one outer optimizer.
-
-    Every field has a default, and every field is a flag of `laconic train`.
-
-    Example::
-
-        TrainConfig(task="fmnist-mlp2", optimizer="lopt-a-fmnist", workers=8, batch=128)
-    """
-
-    task: str = "digits-mlp"
-    """What to train: a name from `laconic tasks`, with options as name:key=value,key=value, or a
-    task of your own as mymodule:make_task."""
-    optimizer: str = "lopt-a-digits"
-    """The outer optimizer and its workers: a name from `laconic optimizers`, with options as
-    name:key=value,…."""
-    workers: int = 4
-    """K, how many workers there are."""
-    local_steps: int = 4
-    """H, the local steps each takes in a round."""
-    batch: int = 16
-    """B, the examples of a local step."""
-    rounds: int = 100
-    """T, the communication rounds."""
-    seed: int = 0
-    """The seed of initial weights and minibatches."""
-    compress: str = "dense"
-    """How messages are compressed: dense, topk:0.01, tensor-topk:0.01, chunk-topk:0.01, int8, int4,
-    int2, +ef; e.g. topk:0.01+int8+ef; or sparseloco."""
-    aggregate: str = "mean"
-    """How messages become one: mean, or a mean that withstands attackers: median, trimmed:0.2,
-    krum:f=1, multi-krum:f=1, clip:1, centred-clip:1."""
-    norm_limit: float = 100.0
-    """A message whose norm is over so many times the usual is left out; the usual norm is the
-    largest median of a round so far."""
-    checkpoint_every: int = 50
-    """Rounds between two checkpoints; 0: only at the end."""
-    patience: int | None = None
-    """Stop once so many looks in a row found no lower validation loss (test loss, where a task has
-    no validation split), and keep the best weights in best.safetensors; never by default."""
-    evaluate_every: int | None = None
-    """Rounds between two looks at held-out data, drawn as curves of all the task's metrics; by
-    default none is taken before the end, and one in 10 rounds where there is a patience."""
-    devices: Devices = 1
-    """Split each local step's minibatch over this many devices, or over all of them; the batch must
-    be a multiple. The numbers stay those of one device, up to rounding."""
-    fragments: int = 1
-    """F, the parts in which the model is exchanged, each at its own time in a round."""
-    delay: int = 0
-    """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
-    mix: float = 0.0
-    """The share of its own weights that a worker keeps when a fragment arrives."""
-    exchange: str = GATHER
-    """How messages travel between real processes: gather (each to all), reduce (each worker
-    averages one piece of all and sends its mean to the others; for optimizers of the mean), or
-    auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather. After a
-    death pieces take longer to be exchanged again."""
-    late: str = DROP
-    """What becomes of the message of a worker that a round did not wait for, between processes:
-    drop, or next to have it count in the next round."""
-    out: Path | None = None
-    """The folder to write, new or empty; by default runs/TASK-TIME."""
 
 
 class Turn(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from laconic.errors import LaconicError
-from laconic.federated.population import in_words, read_federated
+from laconic.federated.options import in_words, read_federated
 from laconic.fragments import fragments_in_words
 from laconic.show import figures, metrics
 from laconic.show import page as html

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from laconic.methods import CHOSEN_BEFORE, TUNED
 from laconic.show import intervals, metrics
 from laconic.show.curves import Record, Style, method_styles, of_kind
 from laconic.show.labels import labels_of, numbers_meant
 from laconic.show.table import Table, count, duration, number, percent, rounds, times, with_error
 from laconic.show.timing import Link, Traffic, seconds_to_loss
+from laconic.tuned import CHOSEN_BEFORE, TUNED
 from laconic.zoo import cards
 
 Row = dict[str, Any]

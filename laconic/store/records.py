@@ -4,6 +4,7 @@
 Every record says which line of its file it is, so that a line that got lost is noticed. The number
 belongs to the file, not to the record: `append` and `rewrite` give it, `read` checks it and takes
 it off. Older records have no numbers and are read as they are.
+JAX is imported only where an array or a device is asked about.
 """
 
 import dataclasses
@@ -17,10 +18,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from laconic.errors import LaconicError
 from laconic.store import archive, atomic
@@ -98,6 +95,10 @@ def write_json(path: str | Path, obj: Any) -> None:
 def plain(value: Any, name: str = "record") -> Json:
     """`value` as strict JSON: arrays become lists of 6-digit numbers, NaN and infinities null,
     dataclasses dicts."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
     is_array = isinstance(value, np.ndarray | np.generic | jax.Array)
     if is_array and not jnp.issubdtype(
         value.dtype, jax.dtypes.extended
@@ -131,6 +132,8 @@ def provenance() -> dict[str, Json]:
     `dirty` says whether the package's own folder differs from `commit`; it is None outside a git
     work tree, where `commit` is $LACONIC_COMMIT.
     """
+    import jax
+
     commit, dirty = source_state(PACKAGE)
     devices = jax.devices()
     return {

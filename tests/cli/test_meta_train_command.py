@@ -12,6 +12,7 @@ import pytest
 
 from laconic import zoo
 from laconic.cli import meta_train as command
+from laconic.cli.words import META_EXAMPLE, meta_words
 from laconic.recipes.meta_trainings import META_RECIPES
 from laconic.runs.folder import CHECKPOINT
 from laconic.store import checkpoint
@@ -66,16 +67,16 @@ def test_without_a_recipe_there_is_a_list_and_one_error(argv, capfd, tmp_path, m
     lines = err.splitlines()
     for name, (summary, _) in META_RECIPES.items():
         assert f"  {name}: {summary}" in lines
-    assert f"Example: {command.EXAMPLE}" in lines
+    assert f"Example: {META_EXAMPLE}" in lines
     assert [line for line in lines if "error" in line] == lines[-1:]
     assert lines[-1].startswith("error: meta-train needs the name of a recipe")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_example_is_a_command():
-    words = command.EXAMPLE.split()
+    words = META_EXAMPLE.split()
     assert words[:2] == ["laconic", "meta-train"]
-    assert command._config(words[2:])[1].config.minutes == 5
+    assert meta_words(words[2:])[1].minutes == 5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from laconic.compress import parse_compressor
-from laconic.runs.plan import Cost, PlanConfig, exchange_seconds, plan, tensors
+from laconic.runs.configs import PlanConfig
+from laconic.runs.plan import Cost, exchange_seconds, plan, tensors
 from laconic.show.timing import Link, Traffic, all_gather_traffic
 
 SMALL = PlanConfig(

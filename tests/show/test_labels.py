@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.methods import CHOSEN_BEFORE, METHODS, TUNED, parse_method
+from laconic.methods import METHODS, parse_method
 from laconic.recipes.comparisons import RECIPES
 from laconic.show import comparison, page
 from laconic.show.labels import TITLES, labels_of, numbers_meant
 from laconic.show.summary import summary_table
+from laconic.tuned import CHOSEN_BEFORE, TUNED
 from tests.show.made_up import usual
 
 LONG = "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8"
