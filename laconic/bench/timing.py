@@ -92,12 +92,14 @@ def make_record(benchmark: str, config: Any, found: Mapping[str, Any]) -> dict[s
     return {"benchmark": benchmark, "config": config, **found, **provenance()}
 
 
-def save(folder: Path, record: Mapping[str, Any]) -> list[Path]:
-    """`NAME.json` and `NAME.png` in the folder."""
+def save(
+    folder: Path, record: dict[str, Any], draw: Callable[[dict[str, Any]], "Figure"] | None = None
+) -> list[Path]:
+    """`NAME.json` and `NAME.png` in the folder; the picture is bars, unless drawn otherwise."""
     name = record["benchmark"]
     paths = [folder / f"{name}.json", folder / f"{name}.png"]
     write_json(paths[0], record)
-    atomic.write_bytes(paths[1], png_bytes(picture(record)))
+    atomic.write_bytes(paths[1], png_bytes((draw or picture)(record)))
     return paths
 
 

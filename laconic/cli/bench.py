@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tyro
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from laconic.bench import meta_train, overhead, round, server_step, timing
+from laconic.bench import growth, meta_train, overhead, round, server_step, timing
 from laconic.cli.terminal import err, out, say, say_examples
 from laconic.errors import unknown
 from laconic.show.table import Table
@@ -34,6 +34,7 @@ class Benchmark(NamedTuple):
     config: type
     measure: Callable[..., dict[str, Any]]
     summary: str
+    draw: Callable[[dict[str, Any]], Any] | None = None  # in place of bars
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -57,6 +58,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         round.RoundConfig,
         round.measure,
         "a simulated round against bare JAX, a LOpt-A step against the textbook's",
+    ),
+    "growth": Benchmark(
+        growth.GrowthConfig,
+        growth.measure,
+        "how time and memory grow with parameters, workers, local steps, seeds and tasks",
+        growth.picture,
     ),
 }
 EXAMPLES = {
@@ -89,7 +96,7 @@ def run_bench(argv: Sequence[str]) -> int:
         found = chosen.measure(options.config, tick)
     made = timing.make_record(name, dataclasses.asdict(options.config), found)
     _show(made)
-    for path in timing.save(options.output.out, made):
+    for path in timing.save(options.output.out, made, chosen.draw):
         say(f"{path.suffix[1:] + ':':<6} {path.resolve()}")
     return 0 if earlier is None else _compare(made, earlier)
 

@@ -42,10 +42,12 @@ Trial = Callable[[], tuple[float, float]]  # tries a round → its seconds, and 
 
 
 class Program(NamedTuple):
-    """A compiled program: the seconds that compiling took, and the bytes that running it takes."""
+    """A compiled program: the seconds that compiling took, the bytes that a process takes when it
+    runs, and how many of these are new."""
 
     compiling: float
     memory: int
+    fresh: int = 0
 
 
 NOT_YET = Program(0.0, 0)
@@ -63,14 +65,14 @@ def compiled(function: Any, *arguments: Any, **static: Any) -> Program:
         return Program(seconds, 0)
     fresh = sizes.output_size_in_bytes + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes
     if jax.default_backend() != "cpu":
-        return Program(seconds, sizes.argument_size_in_bytes + fresh)
+        return Program(seconds, sizes.argument_size_in_bytes + fresh, fresh)
     free = free_memory()
     if free is not None and fresh > free:
         raise TooLarge(
             f"{sized(fresh)} of memory are needed and {sized(free)} are free; "
             f"{MEMORY}=N lets a run take N GB"
         )
-    return Program(seconds, _resident() + fresh)
+    return Program(seconds, _resident() + fresh, fresh)
 
 
 def seconds_of(function: Any, *arguments: Any, **static: Any) -> float:
