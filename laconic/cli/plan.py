@@ -8,7 +8,7 @@ from laconic.cli.console import timing_bar
 from laconic.cli.terminal import err, out, say
 from laconic.cli.words import plan_words
 from laconic.runs.configs import PlanConfig
-from laconic.runs.plan import plan
+from laconic.runs.plan import check, plan
 from laconic.show.table import Table, duration, number, percent
 from laconic.store.records import provenance, write_json
 
@@ -21,6 +21,7 @@ NOTE = (
 def run_plan(argv: Sequence[str]) -> int:
     """`laconic plan [--flags]`."""
     config = plan_words(argv)
+    check(config)  # before a bar is shown
     with timing_bar() as shown:
         total = len(config.optimizers) + len(config.compress)
         line = shown.add_task("measuring", total=total, what="")

@@ -127,6 +127,10 @@ def check(config: PlanConfig) -> tuple[Link, float]:
         raise LaconicError(f"share is a share of a round, above 0 and below 1; got {config.share}.")
     if config.parameters >= 2**40:
         raise LaconicError(f"parameters can be at most 10^12, got {config.parameters:g}.")
+    for name in config.optimizers:
+        check_workers(parse_method(name, config.workers), config.workers)
+    for name in config.compress:
+        parse_compressor(name)
     step = parse_duration(config.step_time)
     require_positive(step_time=step)
     return parse_link(config.link), step
@@ -142,8 +146,6 @@ def costs(config: PlanConfig, link: Link, tick: Tick) -> list[Cost]:
     K, size = config.workers, int(config.parameters)
     probe = min(config.probe, size)
     methods = [parse_method(name, K) for name in config.optimizers]
-    for method in methods:
-        check_workers(method, K)
     scale = size / probe
     outers = {}
     for method in methods:
