@@ -370,8 +370,8 @@ def published_methods() -> dict[str, Definition]:
 
 
 def is_learned(name: str) -> bool:
-    """Whether a method is a published optimizer, or one from a file."""
-    return name in published() or name.endswith(".safetensors")
+    """Whether a method is a published optimizer, or one from a file, a folder or the Hub."""
+    return name in published() or name.endswith(".safetensors") or "/" in name
 
 
 def optimizer_sha256(spec: str) -> str | None:
@@ -418,8 +418,8 @@ def parse_method(
     """The method that a text names.
 
     Args:
-        spec: a name from `METHODS`, a published learned optimizer or the path of a .safetensors
-            file; its options follow a colon, as in "slowmo:gamma=0.3,beta=0.9". Every method also
+        spec: a name from `METHODS`, a published learned optimizer, the path of a .safetensors
+            file, or a folder or user/repo as `load` takes them; its options follow a colon, as in "slowmo:gamma=0.3,beta=0.9". Every method also
             takes compress=, aggregate= and label=; those with local steps also local= (the workers'
             optimizer: sgd, adamw or muon), clip= (gradient norm) and decay= (weight decay), where 0
             is off.

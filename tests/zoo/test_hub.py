@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from laconic import load, zoo
+from laconic.methods import optimizer_sha256, parse_method
 from laconic.zoo import hub, pull, push, repository
 from laconic.zoo.hub import Repo, repo_from
 from tests.cli.commands import assert_one_error, laconic
@@ -70,6 +71,12 @@ def test_a_folder_gives_the_same_bits_again(learned, tmp_path):
         if name != "README.md":  # which says where it is
             there, again = Path(where, name), tmp_path / "again" / name
             assert there.read_bytes() == again.read_bytes()
+
+
+def test_a_folder_is_a_method_by_its_path(folder):
+    spec = f"{folder}:scale=0.5"
+    assert parse_method(spec, 4).sha256 == load(folder).sha256
+    assert optimizer_sha256(spec) == load(folder).sha256
 
 
 def test_the_readme_is_a_card_that_the_hub_reads(folder):
@@ -258,6 +265,13 @@ def test_push_pull_load_give_the_same_bits(site, source, capfd):
     assert {path.name: path.read_bytes() for path in Path("repo").iterdir()} == files
     same_bits(load("./repo"))
     assert_one_error(capfd, ("zoo", "pull", "user/repo"), ["exists already"])
+
+
+def test_a_repository_is_a_method_by_its_name(site, source, raises_clearly):
+    push(source, "user/repo")
+    assert parse_method("user/repo:scale=0.5", 4).sha256 == load(source).sha256
+    with raises_clearly("user/nothing is no file or folder here"):
+        parse_method("user/nothing", 4)
 
 
 def test_load_asks_for_two_files_only(site, source, monkeypatch):
