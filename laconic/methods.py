@@ -419,10 +419,10 @@ def parse_method(
 
     Args:
         spec: a name from `METHODS`, a published learned optimizer, the path of a .safetensors
-            file, or a folder or user/repo as `load` takes them; its options follow a colon, as in "slowmo:gamma=0.3,beta=0.9". Every method also
-            takes compress=, aggregate= and label=; those with local steps also local= (the workers'
-            optimizer: sgd, adamw or muon), clip= (gradient norm) and decay= (weight decay), where 0
-            is off.
+            file, or a folder or user/repo as `load` takes them; its options follow a colon, as in
+            "slowmo:gamma=0.3,beta=0.9". Every method also takes compress=, aggregate= and label=;
+            those with local steps also local= (the workers' optimizer: sgd, adamw or muon), clip=
+            (gradient norm) and decay= (weight decay), where 0 is off.
         K: how many workers there will be.
         compressor: how messages are compressed if neither the text nor the method says; dense if
             left out.

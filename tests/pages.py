@@ -67,7 +67,7 @@ LEFT_OUT = {
     "pip install": "the check in fresh environments installs each page's extras",
     "HOST:PORT": "a placeholder",
     "USER/REPO": "a placeholder",
-    "my-optimizer/model": "what pull USER/REPO fetched",
+    "sgd ./my-optimizer": "what pull USER/REPO fetched",
 }
 FEW = "--rounds 2 --workers 2 --batch 4"
 META = (

@@ -75,7 +75,7 @@ def test_a_folder_gives_the_same_bits_again(learned, tmp_path):
 
 def test_a_folder_is_a_method_by_its_path(folder):
     spec = f"{folder}:scale=0.5"
-    assert parse_method(spec, 4).sha256 == load(folder).sha256
+    assert parse_method(spec, 4).optimizer_sha256 == load(folder).sha256
     assert optimizer_sha256(spec) == load(folder).sha256
 
 
@@ -269,7 +269,7 @@ def test_push_pull_load_give_the_same_bits(site, source, capfd):
 
 def test_a_repository_is_a_method_by_its_name(site, source, raises_clearly):
     push(source, "user/repo")
-    assert parse_method("user/repo:scale=0.5", 4).sha256 == load(source).sha256
+    assert parse_method("user/repo:scale=0.5", 4).optimizer_sha256 == load(source).sha256
     with raises_clearly("user/nothing is no file or folder here"):
         parse_method("user/nothing", 4)
 
