@@ -31,6 +31,7 @@ from laconic.meta.problem import (
     check_fits,
     outer_of,
 )
+from laconic.meta.rows import packed_client, packed_init, packed_relative, rows_of
 from laconic.outer.base import OuterOptimizer
 from laconic.outer.learned import Theta
 from laconic.outer.relative import RelativeOptimizer, squared_norms
@@ -112,6 +113,25 @@ def agreement_told(outer: OuterOptimizer, known: jax.Array) -> OuterOptimizer:
     return OuterOptimizer(optax.GradientTransformationExtraArgs(outer.tx.init, update), "gather")
 
 
+def in_rows(learned: Learned, inner: Inner) -> bool:
+    """Whether models may lie in rows: gates see single parameters, compressors whole tensors."""
+    if not isinstance(learned, RelativeOptimizer):
+        return False
+    return not learned.gates and inner.compress == "dense"
+
+
+def each_its_own(items: tuple[Items, jax.Array], run: Lasting) -> tuple[Items, jax.Array]:
+    """The same rows, as numbers that depend on the run.
+
+    The signs of a pair share their rows. Left so, a product of a batch with both signs' weights
+    is one wide matrix, which XLA lays out anew in every local step.
+    """
+    nothing = jnp.minimum(run.rounds, 0)  # XLA cannot know that it is 0
+    (round_items, held_out), work = items, items[0].batches
+    rows = jax.tree.map(lambda x: x + nothing, work.batches)
+    return round_items._replace(batches=work._replace(batches=rows)), held_out + nothing
+
+
 def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
     """Runs of a family with the outer optimizer `learned(φ)`, whose runs are `Lasting`."""
     check_fits(task, learned, inner)
@@ -119,6 +139,8 @@ def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
     assert isinstance(feed, Resident)
     size = feed.size()
     compressor = parse_compressor(inner.compress)
+    layout = rows_of(task) if in_rows(learned, inner) else None
+    begun = task if layout is None else packed_init(task, layout)
     worst = 1.5 * math.log(task.classes or math.e)
 
     def parts(theta: Theta, run_key: jax.Array, rounds: Any) -> tuple[Drawn, Simulated, Server]:
@@ -126,25 +148,30 @@ def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
         local = replace(inner.local, learning_rate=setting.rate).optax()
         counts = jnp.stack([setting.workers, setting.local_steps, rounds])
         told = counts.astype(jnp.float32) * setting.tells[:3]
-        outer = outer_of(learned, theta, *told)
-        if isinstance(learned, RelativeOptimizer):
-            outer = agreement_told(outer, setting.tells[3])
-        return setting, Simulated(local_client(task, local), compressor), Server(outer)
+        if layout is not None:
+            client = packed_client(task, local, layout)
+            outer = packed_relative(learned, theta, layout, (*told,), setting.tells[3])
+        else:
+            client = local_client(task, local)
+            outer = outer_of(learned, theta, *told)
+            if isinstance(learned, RelativeOptimizer):
+                outer = agreement_told(outer, setting.tells[3])
+        return setting, Simulated(client, compressor), Server(outer)
 
     def begin(theta: Theta, key: jax.Array) -> Lasting:
         unknown = jnp.int32(0)
         _, workers, server = parts(theta, key, unknown)
-        return Lasting(init_round(task, workers, server, inner.workers, key), unknown)
+        return Lasting(init_round(begun, workers, server, inner.workers, key), unknown)
 
     def draw_round(state: RoundState, setting: Drawn) -> tuple[Items, jax.Array]:
         K, H = inner.workers, inner.local_steps
         items = draw_items(feed, state, K, H, inner.batch)
         rows = (setting.first + items.batches % setting.examples) % size
-        work = Work(rows, jnp.full(K, setting.local_steps))
-        present = (jnp.arange(K) < setting.workers).astype(jnp.float32)
+        here = jnp.arange(K) < setting.workers
+        work = Work(rows, jnp.where(here, setting.local_steps, 0))
         valid_key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), VALIDATION)
         held_out = feed.sample(valid_key, (HELD_OUT,), "valid")
-        return items._replace(batches=work, present=present), held_out
+        return items._replace(batches=work, weights=here.astype(jnp.float32)), held_out
 
     def draw(run: Lasting, rounds: int) -> Any:
         setting = drawn(inner, size, run.state.key)
@@ -154,13 +181,15 @@ def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
 
     def unroll(theta: Theta, run: Lasting, items: Any) -> tuple[Lasting, jax.Array]:
         _, workers, server = parts(theta, run.state.key, run.rounds)
+        items = each_its_own(items, run)
 
         def one_round(state: RoundState, item: Any) -> tuple[RoundState, jax.Array]:
             late = state.round.astype(jnp.float32) >= LATE * run.rounds.astype(jnp.float32)
             state, losses_KH = communication_round(workers, server, state, item[0])
-            train = mean_loss(losses_KH, item[0].present)
+            train = mean_loss(losses_KH, item[0].weights)
             shared, batch = state.shared, feed.take(item[1], "valid")
-            valid = task.evaluate(shared.params, shared.model_state, batch)["loss"]
+            params = shared.params if layout is None else layout.unpack(shared.params)
+            valid = task.evaluate(params, shared.model_state, batch)["loss"]
             both = jnp.log1p(capped(jnp.stack([train, valid]), worst) / LEAST_LOSS)
             weight = jnp.where(late, 0.5 + 0.5 / (1 - LATE), 0.5)
             return state, weight * (TRAIN * both[0] + (1 - TRAIN) * both[1])

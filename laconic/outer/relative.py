@@ -15,6 +15,7 @@ if there are any, add bounded shares of Δ, momentum and Adam-like directions to
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -207,6 +208,17 @@ class _Seen(NamedTuple):
     inputs: list[jax.Array]
 
 
+class Means(NamedTuple):
+    """Means over a tensor: of Δ², Δ·b and b² before the round and after, of p² and of |Δ|."""
+
+    square: jax.Array
+    along: tuple[jax.Array, ...]
+    before: tuple[jax.Array, ...]
+    after: tuple[jax.Array, ...]
+    parameters: jax.Array
+    absolute: jax.Array
+
+
 def init_moments(param: jax.Array, dtype: Any = jnp.float32) -> Moments:
     """Zeros, each in memory of its own, so that a state can be donated."""
     *b, v = (jnp.zeros(jnp.shape(param), dtype) for _ in range(len(DECAYS) + 1))
@@ -245,18 +257,34 @@ def _see(round: jax.Array, delta: jax.Array, old: Moments, param: jax.Array) -> 
     v = SQUARE_DECAY * old.v.astype(jnp.float32) + (1 - SQUARE_DECAY) * jnp.square(delta)
     square = _mean(delta, delta)
     q = SCALE_DECAY * old.q + (1 - SCALE_DECAY) * square
-    scale = q / _correction(SCALE_DECAY, round)
     p = param.astype(jnp.float32)
-    inputs = [_mean(delta, x) * _rsqrt(square) * _rsqrt(_mean(x, x)) for x in before]
+    means = Means(
+        square,
+        tuple(_mean(delta, x) for x in before),
+        tuple(_mean(x, x) for x in before),
+        tuple(_mean(x, x) for x in b),
+        _mean(p, p),
+        jnp.sum(jnp.abs(delta)) / max(delta.size, 1),
+    )
+    s, inputs = own_inputs(means, q, round)
+    return _Seen(Moments(b, v, q), s, square, inputs)
+
+
+def own_inputs(means: Means, q: jax.Array, round: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """s, and the inputs that come from a tensor alone."""
+    scale = q / _correction(SCALE_DECAY, round)
+    found = zip(means.along, means.before, strict=True)
+    inputs = [along * _rsqrt(means.square) * _rsqrt(old) for along, old in found]
     inputs += [
-        _log_ratio((1 - beta) ** 2 * _mean(x, x), scale) for beta, x in zip(DECAYS, b, strict=True)
+        _log_ratio((1 - beta) ** 2 * new, scale)
+        for beta, new in zip(DECAYS, means.after, strict=True)
     ]
     inputs += [
-        _log_ratio(square, scale),
-        _log_ratio(scale, _mean(p, p), PARAMETER_UNIT, PARAMETER_LIMIT),
-        _log_ratio(jnp.square(jnp.sum(jnp.abs(delta)) / max(delta.size, 1)), square),
+        _log_ratio(means.square, scale),
+        _log_ratio(scale, means.parameters, PARAMETER_UNIT, PARAMETER_LIMIT),
+        _log_ratio(jnp.square(means.absolute), means.square),
     ]
-    return _Seen(Moments(b, v, q), jnp.sqrt(scale + TINY), square, inputs)
+    return jnp.sqrt(scale + TINY), inputs
 
 
 def _steps(
@@ -270,28 +298,36 @@ def _steps(
     """The step of every tensor; the head sees all tensors at once."""
     if not deltas:
         return []
-    common = _common(told)
+    common = common_inputs(told)
     rows = zip(deltas, seen, norms, strict=True)
     every = jnp.stack([_row(delta, tensor, norm, common) for delta, tensor, norm in rows])
-    inputs = every[:, jnp.array(spec.columns)]
-    hidden = jnp.tanh(_dot(inputs, theta["w0"]) + theta["b0"][None])
-    outputs = jnp.tanh(_dot(hidden, theta["w1"]) + theta["b1"][None])
+    outputs, hidden = head(theta, every[:, jnp.array(spec.columns)])
     gates = theta if spec.gates else None
     rows = zip(outputs, hidden, deltas, seen, strict=True)
-    return [_step(spec, told.round, o, h, gates, delta, tensor) for o, h, delta, tensor in rows]
+    return [
+        step(spec, told.round, o, h, gates, delta, tensor.s, tensor.moments)
+        for o, h, delta, tensor in rows
+    ]
 
 
-def _step(
+def head(theta: Theta, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Outputs and hidden units of every tensor, from its inputs."""
+    hidden = jnp.tanh(_dot(inputs, theta["w0"]) + theta["b0"][None])
+    return jnp.tanh(_dot(hidden, theta["w1"]) + theta["b1"][None]), hidden
+
+
+def step(
     spec: RelativeArchitecture,
     round: jax.Array,
-    o: jax.Array,
+    o: Sequence[jax.Array] | jax.Array,
     hidden: jax.Array,
     theta: Theta | None,
     delta: jax.Array,
-    tensor: _Seen,
+    s: jax.Array,
+    moments: Moments,
 ) -> jax.Array:
-    """The formula at the top of this file."""
-    s, (b, v, _) = tensor.s, tensor.moments
+    """The formula at the top of this file; θ holds gates, or is None."""
+    b, v, _ = moments
     root = jnp.sqrt(v / _correction(SQUARE_DECAY, round) + TINY)
     share = 1 / (root + FLOOR * s)
     unbiased = lambda i: (1 - DECAYS[i]) / _correction(DECAYS[i], round) * b[i]
@@ -334,16 +370,22 @@ def _gates(theta: Theta, hidden: jax.Array, seen: tuple[jax.Array, ...]) -> list
 
 def _row(delta: jax.Array, tensor: _Seen, norm: jax.Array, common: list[jax.Array]) -> jax.Array:
     """The inputs of a tensor, in the order of `INPUTS`."""
+    size = max(delta.size, 1)
+    agreement, known = agreement_inputs(tensor.square, norm, size)
+    shape = [jnp.float32(math.log(size) / SIZE_UNIT), *map(jnp.float32, kind_of(delta.ndim))]
+    return jnp.stack([*tensor.inputs, agreement, known, *common[:4], *shape, *common[4:]])
+
+
+def agreement_inputs(
+    square: jax.Array, norm: jax.Array, size: int | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """How far the workers agree, from mean Δ² and their mean ‖Δ‖², and whether that is known."""
     known = (norm > 0) & jnp.isfinite(norm)
-    mean = jnp.where(known, norm, 1.0) / max(delta.size, 1)
-    agreement = jnp.where(known, _log_ratio(tensor.square, mean, 0.5), 0.0)
-    size = jnp.float32(math.log(max(delta.size, 1)) / SIZE_UNIT)
-    kind = [jnp.float32(x) for x in kind_of(delta.ndim)]
-    own = [*tensor.inputs, agreement, known.astype(jnp.float32)]
-    return jnp.stack([*own, *common[:4], size, *kind, *common[4:]])
+    mean = jnp.where(known, norm, 1.0) / size
+    return jnp.where(known, _log_ratio(square, mean, 0.5), 0.0), known.astype(jnp.float32)
 
 
-def _common(told: Told) -> list[jax.Array]:
+def common_inputs(told: Told) -> list[jax.Array]:
     """The inputs that all tensors share: counts, times, and the share of training that is done."""
     t = told.round.astype(jnp.float32)
     length, known = _count(told.rounds)
