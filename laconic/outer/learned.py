@@ -19,7 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from laconic.architecture import DECAYS, FILLS, TIME_SHIFT, Architecture, matrices_among
+from laconic.architecture import (
+    DECAYS,
+    FILLS,
+    TIME_SHIFT,
+    Architecture,
+    feature_places,
+    matrices_among,
+)
 from laconic.device import has_tensor_cores
 from laconic.errors import LaconicError, unknown
 from laconic.outer import features, passes
@@ -61,6 +68,7 @@ class LearnedOptimizer(Architecture):
         output_scale: shrinks the last layer of freshly drawn weights.
         widest: tensors of more inputs take smaller steps (0: off, as in the paper).
         deepest: models of more matrices take smaller steps (0: off, as in the paper).
+        blind: features that it does without: their rows of the first layer count as zeros.
 
     Example:
         >>> import jax
@@ -73,15 +81,51 @@ class LearnedOptimizer(Architecture):
         >>> updates, state = outer.tx.update(params, outer.tx.init(params), params)
     """
 
+    blind: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.blind:
+            if name not in self._places:
+                raise unknown(f"feature of {self.architecture}", name, self._places)
+
+    @property
+    def _places(self) -> dict[str, slice]:
+        return feature_places(self.deltas, self.accumulates)
+
+    def seen(self, theta: Theta) -> Theta:
+        """φ with zeros where it is blind, so that a plain optimizer of these weights is it."""
+        if not self.blind:
+            return theta
+        keep = np.ones((self.inputs, 1), np.float32)
+        for name in self.blind:
+            keep[self._places[name]] = 0
+        return {**theta, "w0": theta["w0"] * keep}
+
+    def widened(self, theta: Theta, workers: int) -> Theta:
+        """φ of one that sees K workers for this one, which sees n·K: each worker's row of the first
+        layer goes to n workers, divided by n. Where these n agree it takes the same steps."""
+        n, rest = divmod(self.deltas, workers)
+        if rest or not self.gathers:
+            raise LaconicError(
+                f"{self.architecture} for {self.deltas} deltas cannot begin from one for "
+                f"{workers}: it must see every worker, and a multiple of them."
+            )
+        w0 = jnp.asarray(theta["w0"])
+        rows = jnp.repeat(w0[:workers] / n, n, axis=0)
+        return {**theta, "w0": jnp.concatenate([rows, w0[workers:]])}
+
     def init(self, key: jax.Array) -> Theta:
         """Truncated normal weights (±2σ, σ = 1/√fan_in), zero biases, zero decay offsets."""
         theta: Theta = {"decay": jnp.zeros(len(DECAYS), jnp.float32)} if self.accumulates else {}
         for i, layer_key in enumerate(jax.random.split(key, 3)):
             shape = self.shapes[f"w{i}"]
             draw = jax.random.truncated_normal(layer_key, -2.0, 2.0, shape, jnp.float32)
-            theta[f"w{i}"] = draw / shape[0] ** 0.5 * (self.output_scale if i == 2 else 1.0)
+            unseen = sum(len(range(*self._places[x].indices(shape[0]))) for x in self.blind)
+            fan_in = shape[0] - unseen if i == 0 else shape[0]
+            theta[f"w{i}"] = draw / fan_in**0.5 * (self.output_scale if i == 2 else 1.0)
             theta[f"b{i}"] = jnp.zeros(shape[1], jnp.float32)
-        return theta
+        return self.seen(theta)
 
     def __call__(
         self,
@@ -115,6 +159,7 @@ class LearnedOptimizer(Architecture):
             matrices: how many the whole model has, where only a part of it is given (None: count).
         """
         self.check(theta)
+        theta = self.seen(theta)
         for what, value, known in (
             ("fill of an empty slot", fill, FILLS),
             ("path", path, PATHS),

@@ -29,6 +29,17 @@ _CNN = replace(
 )
 _CNN_AGAIN = replace(_CNN, steps=250, ramp=0, warmup=25, peak=7e-4)
 _ABLATION = MetaConfig(steps=4000, ramp=3200, judge_every=1000)
+# As the paper has it: LOpt and LAgg see deltas alone. A thousand outer steps for each of the four.
+_SHORT = MetaConfig(steps=1000, ramp=800, judge_every=500, judge_seeds=2)
+_DELTAS_ALONE = replace(_SHORT, left_out=("parameter", "time"))
+# A few outer steps from a published φ, at the full length of runs from the start.
+_CARRIED = MetaConfig(steps=400, ramp=0, warmup=50, peak=1e-3, judge_every=200, judge_seeds=2)
+# Every run 1000 rounds long: a schedule of lengths overfits, says the paper.
+_VALID = replace(_CARRIED, objective="valid", shortest=1000, steps=600, judge_every=300)
+# AdamW workers and many local steps: runs of 6,400 local steps, few and short unrolls.
+_LARGE_H = replace(
+    _CARRIED, local="adamw", gamma=1e-3, pairs=4, truncation=10, shortest=20, judge_every=100
+)
 _PAPER = MetaConfig(
     gamma=0.5,
     steps=5000,
@@ -193,12 +204,54 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     **_both("cifar10-cnn", "for CIFAR-10's CNN", _CNN, first="cifar10-mlp2"),
     "lopt-a-cifar10-cnn-again": ("a second, gentler cycle from a φ given by --init", _CNN_AGAIN),
     "lagg-a-cifar10-cnn-again": ("the same for LAgg-A", replace(_CNN_AGAIN, architecture="lagg-a")),
+    **_both("fmnist-k16", "at K = 16", replace(_CARRIED, workers=16, pairs=4)),
+    **_both("fmnist-k32", "at K = 32", replace(_CARRIED, workers=32, pairs=4, steps=300)),
+    **_both("fmnist-valid", "for validation loss, every run 1000 rounds long", _VALID),
+    **_both(
+        "imagenet32-mlp3-valid",
+        "for validation loss, every run 1000 rounds long",
+        replace(_VALID, tasks=("imagenet32-mlp3",), gamma=0.1, widest=784, deepest=6, pairs=4),
+        first="imagenet32-mlp3",
+    ),
+    **{
+        name: entry
+        for H, steps, longest in ((32, 300, 200), (64, 200, 100), (128, 150, 50))
+        for name, entry in _both(
+            f"fmnist-adamw-h{H}",
+            f"for AdamW workers at H = {H}",
+            replace(_LARGE_H, local_steps=H, steps=steps, longest=longest),
+            first="fmnist-h16",
+        ).items()
+    },
+    "lagg-a-fmnist-cifar10-mlp2": (
+        "LAgg-A for the 2-layer MLP on Fashion-MNIST and CIFAR-10, beginning from lagg-a-fmnist",
+        replace(
+            _CARRIED,
+            architecture="lagg-a",
+            tasks=("fmnist-mlp2", "cifar10-mlp2"),
+            gamma=0.1,
+            pairs=4,
+            init="lagg-a-fmnist",
+        ),
+    ),
+    **{
+        f"{architecture}-fmnist-{suffix}": (
+            f"{name}{words}, from random weights in 1,000 outer steps: the paper's ablation",
+            replace(config, architecture=architecture),
+        )
+        for architecture, name, suffix, words, config in (
+            ("lopt", "LOpt", "deltas", " that sees the mean delta alone", _DELTAS_ALONE),
+            ("lagg", "LAgg", "deltas", " that sees every delta and no more", _DELTAS_ALONE),
+            ("lopt-a", "LOpt-A", "short", "", _SHORT),
+            ("lagg-a", "LAgg-A", "short", "", _SHORT),
+        )
+    },
     "lopt-fmnist": (
-        "the ablation without Ada features, of the mean delta",
+        "the ablation without Ada features, of the mean delta, parameter and time",
         replace(_ABLATION, architecture="lopt"),
     ),
     "lagg-fmnist": (
-        "the ablation without Ada features, of every delta",
+        "the ablation without Ada features, of every delta, parameter and time",
         replace(_ABLATION, architecture="lagg"),
     ),
     "lopt-a-paper": ("LOpt-A by the paper's own settings", _PAPER),

@@ -7,11 +7,15 @@ from laconic.reproduce import paper
 from laconic.reproduce.experiment import Across, Experiment
 from laconic.reproduce.general import FIG_GENERAL
 from laconic.reproduce.modern import TABLE_MODERN
-from laconic.reproduce.panel import Learned, Panel, Tuning, Use
-from laconic.reproduce.paper import FULL, both, by_recipe, comparison, learned, top_k, trained
+from laconic.reproduce.panel import Panel, Tuning, Use
+from laconic.reproduce.paper import FULL, both, by_recipe, comparison, learned, top_k
 from laconic.runs.configs import CompareConfig, SweepConfig
 
 ARCHITECTURES = {"LOpt-A": "lopt-a", "LAgg-A": "lagg-a"}
+HELD_OUT = (
+    *("best_test_loss", "best_test_loss_round", "test_loss"),
+    *("best_test_accuracy", "best_test_accuracy_round", "test_accuracy"),
+)
 
 # --- the number of workers ------------------------------------------------------------------------
 
@@ -19,7 +23,7 @@ ARCHITECTURES = {"LOpt-A": "lopt-a", "LAgg-A": "lagg-a"}
 def _workers(tuned: paper.Tuned, task: str, words: str) -> Panel:
     K = tuned.workers
     reused = () if K == 8 else (Use("LOpt-A (trained at K = 8)", learned("lopt-a")),)
-    config = comparison(tuned, paper.SMALL_BATCH_SPEC, task=task)
+    config = comparison(tuned, paper.SMALL_BATCH_SPEC, task=task, base=paper.FRESH)
     return Panel(f"{task}-k{K}", f"{words}, K = {K}", config, (*both(K=K), *reused))
 
 
@@ -30,7 +34,7 @@ FIG_WORKERS = Experiment(
     "K = 8",
     tuple(
         _workers(tuned, task, words)
-        for task, words in (("fmnist-cnn", "CNN"), ("fmnist-mlp2", "MLP"))
+        for task, words in (("fmnist-mlp2", "MLP"), ("fmnist-cnn", "CNN"))
         for tuned in (paper.FMNIST, paper.FMNIST_K16, paper.FMNIST_K32)
     ),
     says=(
@@ -41,6 +45,9 @@ FIG_WORKERS = Experiment(
         "The paper lists no tuned baselines for Fashion-MNIST's CNN: those of the MLP at the same "
         "K are used. As in its text, the learned optimizers are meta-trained on the MLP and used "
         "on both.",
+        "Those for K = 16 and 32 begin from the ones for K = 8 and take 400 and 300 more outer "
+        "steps: the paper trains each from random weights. LAgg-A's row for a worker goes to two "
+        "or four of them at first, divided by their number.",
     ),
 )
 
@@ -62,17 +69,51 @@ FIG_ABLATION = Experiment(
         "Ada features give a large improvement in convergence and stability; LOpt and LAgg still "
         "converge faster than local SGD early on, and LAgg becomes unstable from round 800.",
     ),
+    leaves_out=(
+        "These LOpt and LAgg see the parameter and time too, as in the authors' code; in the "
+        "paper's text they see deltas alone, which is `fig-ablation-deltas`.",
+    ),
+)
+
+
+def _short(label: str, recipe: str) -> Use:
+    return Use(label, by_recipe(recipe))
+
+
+FIG_ABLATION_DELTAS = Experiment(
+    "fig-ablation-deltas",
+    "The effect of Ada features, as the paper's text has it",
+    "LOpt and LAgg that see deltas alone, and LOpt-A and LAgg-A, each after 1,000 outer steps",
+    (
+        Panel(
+            "fmnist-mlp2",
+            "Fashion-MNIST, 2-layer MLP",
+            comparison(paper.FMNIST, base=paper.FRESH),
+            (
+                _short("LOpt (Δ alone)", "lopt-fmnist-deltas"),
+                _short("LAgg (Δ alone)", "lagg-fmnist-deltas"),
+                _short("LOpt-A", "lopt-a-fmnist-short"),
+                _short("LAgg-A", "lagg-a-fmnist-short"),
+            ),
+        ),
+    ),
+    says=FIG_ABLATION.says,
+    leaves_out=(
+        "All four are meta-trained alike from random weights: as many outer steps, the same "
+        "clipping of the meta-gradient and no clipping of the workers' gradients. The paper's take "
+        "5,000 outer steps.",
+    ),
 )
 
 # --- validation loss ------------------------------------------------------------------------------
 
 
 def _for_validation(task: str) -> tuple[Use, ...]:
-    """Every run 1000 rounds long: a schedule of lengths overfits, says the paper."""
-    own = {"objective": "valid", "shortest": 1000, "longest": 1000, "ramp": 0}
-    return tuple(
-        Use(label, Learned(f"{name}-{task}-valid", trained(name, task, **own)))
-        for label, name in ARCHITECTURES.items()
+    """Meta-trained for validation loss, and the ones for train loss beside them."""
+    short = paper.SHORT.get(task, task)
+    return (
+        *(Use(label, by_recipe(f"{x}-{short}-valid")) for label, x in ARCHITECTURES.items()),
+        *(Use(f"{label} (for train loss)", learned(x, task)) for label, x in ARCHITECTURES.items()),
     )
 
 
@@ -80,9 +121,9 @@ def _held_out(task: str, title: str, tuned: paper.Tuned) -> Panel:
     return Panel(
         task,
         title,
-        comparison(tuned),
+        comparison(tuned, base=paper.FRESH),
         _for_validation(task),
-        metrics=("test_loss", "test_accuracy", "final_train"),
+        metrics=HELD_OUT,
         shown=("test-loss", "test-accuracy"),
     )
 
@@ -92,8 +133,8 @@ FIG_VALIDATION = Experiment(
     "Meta-training for the validation loss",
     "test loss of optimizers meta-trained, and of baselines tuned, on the validation loss",
     (
-        _held_out("imagenet32-mlp3", "ImageNet at 32×32, 3-layer MLP", paper.IMAGENET),
         _held_out("fmnist-mlp2", "Fashion-MNIST, 2-layer MLP", paper.FMNIST_VALID),
+        _held_out("imagenet32-mlp3", "ImageNet at 32×32, 3-layer MLP", paper.IMAGENET),
     ),
     says=(
         "On ImageNet both learned optimizers converge significantly faster and end at a lower test "
@@ -103,6 +144,8 @@ FIG_VALIDATION = Experiment(
     leaves_out=(
         "The paper lists baselines tuned for validation loss for Fashion-MNIST only: on ImageNet "
         "those tuned for train loss are used.",
+        "The learned optimizers begin from those for train loss and take 600 more outer steps: the "
+        "paper trains them from random weights.",
     ),
 )
 
@@ -128,7 +171,7 @@ FIG_GENERALISE = Experiment(
     "optimizers meta-trained and baselines tuned on Fashion-MNIST's 2-layer MLP (-f; -cf: "
     "CIFAR-10's too), elsewhere",
     tuple(
-        Panel(task, words, comparison(paper.FMNIST, task=task), _CARRIED)
+        Panel(task, words, comparison(paper.FMNIST, task=task, base=paper.FRESH), _CARRIED)
         for task, words in _TARGETS.items()
     ),
     says=(
@@ -139,6 +182,7 @@ FIG_GENERALISE = Experiment(
     leaves_out=(
         "Optimizers meta-trained on ImageNet and used on ResNet50, ViT and a decoder are in "
         "`fig-large`, and on ResNet-152 in `fig-resnet152`.",
+        "LAgg-A-cf begins from LAgg-A-f and takes 400 outer steps.",
     ),
 )
 
@@ -200,32 +244,109 @@ FIG_COMPRESS = Experiment(
 # --- beyond the paper -----------------------------------------------------------------------------
 
 
+# Runs of 6,400 local steps, whatever H is.
+LOCAL_STEPS = 6400
+_ADAMW = "gamma=0.01,0.003,0.001,0.0003"
+_NESTEROV = (_ADAMW, "lr=1,0.7,0.4", "momentum=0.9,0.8,0.6,0.3")
+
+
 def _many_steps(H: int) -> Panel:
-    hand = (
-        "local-sgd:gamma=0.1,label=Local SGD",
-        "optax:name=sgd,lr=1,local=adamw,gamma=0.001,label=Local AdamW",
-        "diloco:gamma=0.001,label=DiLoCo",
+    config = replace(
+        paper.FRESH,
+        task="fmnist-mlp2",
+        optimizers=(
+            "diloco:gamma=0.001,label=DiLoCo",
+            "lopt-r:local=adamw,gamma=0.001,label=lopt-r",
+        ),
+        local_steps=H,
+        rounds=LOCAL_STEPS // H,
+        evaluate_every=5,
+    )
+    sought = SweepConfig(task=config.task, local_steps=H, rounds=config.rounds)
+    tuned = (
+        Tuning("Nesterov", replace(sought, method="diloco", grid=_NESTEROV)),
+        Tuning("Averaging", replace(sought, method="diloco:momentum=0,lr=1", grid=(_ADAMW,))),
     )
     uses = tuple(
-        Use(label, Learned(f"{name}-adamw-h{H}", trained(name, H=H, local="adamw", gamma=0.001)))
-        for label, name in ARCHITECTURES.items()
+        Use(label, by_recipe(f"{name}-fmnist-adamw-h{H}")) for label, name in ARCHITECTURES.items()
     )
-    config = replace(FULL, task="fmnist-mlp2", optimizers=hand, local_steps=H)
-    return Panel(f"h{H}", f"H = {H}", config, uses)
+    return Panel(f"h{H}", f"H = {H}", config, uses, metrics=("final_train", *HELD_OUT), tuned=tuned)
 
 
 FIG_LARGE_H = Experiment(
     "fig-large-h",
     "Many local steps of AdamW (beyond the paper)",
-    "AdamW workers at H = 32, 64 and 128: a learned outer step against DiLoCo's",
+    "AdamW workers at H = 32, 64 and 128: a learned outer step against tuned Nesterov momentum and "
+    "averaging",
     tuple(_many_steps(H) for H in (32, 64, 128)),
     says=(
         "Learned optimizers could easily be combined with AdamW on the client side to enable "
         "training with very large H at increased efficiency compared to DiLoCo: said, not shown.",
     ),
     leaves_out=(
-        "The paper has no numbers here. DiLoCo is at its authors' outer values and AdamW's rate is "
-        "0.001.",
+        "The paper has no numbers here. Runs are 6,400 local steps long at every H. LOpt-A and "
+        "LAgg-A begin from those for SGD workers at H = 16 and take 300, 200 and 150 more outer "
+        "steps; `lopt-r` was never trained for any of it. Nesterov and averaging are tuned on one "
+        "seed; DiLoCo is at its authors' outer values.",
+    ),
+)
+
+CLIPS = "clip=1,2,5,1000000"  # the last bounds nothing: a sweep cannot turn clipping off
+_CLIPPED = {
+    "Local SGD": ("local-sgd", ("gamma=1,0.5,0.3,0.1", CLIPS)),
+    "SlowMo": (
+        "slowmo",
+        ("gamma=0.3,0.1", "alpha=1/gamma,0.5/gamma,0.1/gamma", "beta=0.95,0.9,0.8", CLIPS),
+    ),
+    "FedAdam": ("fedadam", ("gamma=0.3,0.1", "eta=0.1,0.03,0.01", CLIPS)),
+    "DiLoCo": ("diloco", ("gamma=0.003,0.001", "lr=1,0.7", "momentum=0.9,0.8", CLIPS)),
+}
+
+
+def _clipped(tuned: paper.Tuned) -> Panel:
+    """Baselines whose workers may clip as the learned optimizers' do, tuned with it."""
+    H = tuned.local_steps
+    sought = SweepConfig(task=tuned.task, local_steps=H)
+    gamma, alpha, beta = tuned.slowmo
+    fixed = (
+        f"local-sgd:gamma={tuned.local_sgd},label=Local SGD (the paper's)",
+        f"slowmo:gamma={gamma},alpha={alpha},beta={beta},label=SlowMo (the paper's)",
+        "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8,label=SlowMo (of 487 points at H = 4)",
+        *(
+            f"slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8,clip={clip},"
+            f"label=SlowMo (the same with clip = {clip})"
+            for clip in (1, 2, 5)
+        ),
+    )
+    config = replace(
+        paper.FRESH,
+        task=tuned.task,
+        optimizers=fixed,
+        local_steps=H,
+        target_loss=paper.ROUNDS_TARGET,
+    )
+    return Panel(
+        f"h{H}",
+        f"H = {H}",
+        config,
+        both(H=H),
+        metrics=("rounds", "speedup", "final_train", *HELD_OUT),
+        tuned=tuple(
+            Tuning(label, replace(sought, method=method, grid=grid))
+            for label, (method, grid) in _CLIPPED.items()
+        ),
+    )
+
+
+FIG_CLIPPED = Experiment(
+    "fig-clipped",
+    "Baselines with clipped workers (a control)",
+    "local SGD, SlowMo, FedAdam and DiLoCo tuned with and without clipping at 1, 2 and 5, beside "
+    "learned optimizers",
+    tuple(_clipped(tuned) for tuned in (paper.FMNIST, paper.FMNIST_H16, paper.FMNIST_H8)),
+    leaves_out=(
+        "Not in the paper. Some published learned optimizers have workers that clip their "
+        "gradients: this shows what clipping does for the others. Local SGD is the tuned one.",
     ),
 )
 
@@ -366,6 +487,7 @@ FIG_RESNET152 = Experiment(
 )
 
 FIGURES = (
-    *(FIG_WORKERS, FIG_ABLATION, FIG_VALIDATION, FIG_GENERALISE, FIG_H_TRANSFER, FIG_COMPRESS),
-    *(FIG_LARGE_H, FIG_LARGE, FIG_RESNET152, FIG_GENERAL, TABLE_MODERN),
+    *(FIG_WORKERS, FIG_ABLATION, FIG_ABLATION_DELTAS, FIG_VALIDATION, FIG_GENERALISE),
+    *(FIG_H_TRANSFER, FIG_COMPRESS, FIG_CLIPPED, FIG_LARGE_H, FIG_LARGE, FIG_RESNET152),
+    *(FIG_GENERAL, TABLE_MODERN),
 )

@@ -210,7 +210,9 @@ class Panel(Part):
 
     def sweep_path(self, tuning: Tuning) -> str:
         """The folder of a baseline's sweep, inside the experiment's."""
-        return f"sweeps/{self.name}-{tuning.config.method}"
+        plain = ":" not in tuning.config.method
+        word = tuning.config.method if plain else tuning.label.lower().replace(" ", "-")
+        return f"sweeps/{self.name}-{word}"
 
     def comparison(self, files: Mapping[str, str], sweeps: Runs) -> CompareConfig:
         """The comparison of all methods: tuned ones by their sweeps, learned by their files."""

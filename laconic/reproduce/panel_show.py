@@ -80,6 +80,30 @@ class Span(NamedTuple):
         return metrics.mean_over_rounds(values, method["evaluated_at"], self.first, self.last)
 
 
+class Best(NamedTuple):
+    """The best of a test metric's mean over seeds, or the round it is reached in, from a method's
+    own record."""
+
+    title: str
+    metric: str
+    best: Callable[[Any], Any]  # np.argmin or np.argmax
+    text: Callable[[Any, Any], str]
+    when: bool = False
+
+    def measure(self, found: Record, records: Sequence[Record]) -> tuple[float | None, None]:
+        """The number; looks at which a seed has none do not count."""
+        method = next(m for m in of_kind(records, "method") if m["label"] == found["label"])
+        values = method["heldout"].get(self.metric)
+        if values is None:
+            return None, None
+        mean_E = np.mean(np.asarray(values, float), axis=0)
+        known = np.flatnonzero(np.isfinite(mean_E))
+        if not known.size:
+            return None, None
+        at = int(known[self.best(mean_E[known])])
+        return (method["evaluated_at"][at] if self.when else float(mean_E[at])), None
+
+
 class Priced(NamedTuple):
     """Seconds that all rounds take over a link, from a method's own record: through a server, or
     between peers, a ring if messages are dense and to everyone if not."""
@@ -130,8 +154,14 @@ METRICS: dict[str, Metric] = {
     "sent_megabytes": Metric("MB sent", "sent_megabytes", None, lambda x, e: number(x)),
 }
 SLOW, FAST = Link(100e6), Link(1e9)
-COLUMNS: dict[str, Metric | Span | Priced] = {  # whatever may be a column of a panel's table
+COLUMNS: dict[str, Metric | Span | Best | Priced] = {  # whatever may be a column of a table
     **METRICS,
+    "best_test_loss": Best("best test loss", "loss", np.argmin, lambda x, e: number(x)),
+    "best_test_loss_round": Best("in round", "loss", np.argmin, lambda x, e: number(x), True),
+    "best_test_accuracy": Best("best accuracy", "accuracy", np.argmax, lambda x, e: percent(x)),
+    "best_test_accuracy_round": Best(
+        "its round", "accuracy", np.argmax, lambda x, e: number(x), True
+    ),
     "accuracy_181_200": Span("test accuracy, rounds 181–200", 181, 200, _percent_with_error),
     "accuracy_951_1000": Span("test accuracy, rounds 951–1000", 951, 1000, _percent_with_error),
     "server_100mbit": Priced("s, server, 100 Mbit", SLOW, peers=False),

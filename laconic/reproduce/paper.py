@@ -169,13 +169,21 @@ SHORT = {"fmnist-mlp2": "fmnist"}  # a task's name in an optimizer's, where it i
 SHARES = {"0.1": "tenth", "0.01": "hundredth"}  # kept of messages, in names of optimizers
 # on seeds that nothing was tuned on
 FULL = CompareConfig(batch=128, rounds=1000, seeds=10, first_seed=100, on_nan="continue")
+# on seeds that no other record has: of experiments that came later
+FRESH = replace(FULL, first_seed=300)
 STEPS = 5000
 
 
-def comparison(tuned: Tuned, *more: str, task: str | None = None, **options: Any) -> CompareConfig:
+def comparison(
+    tuned: Tuned,
+    *more: str,
+    task: str | None = None,
+    base: CompareConfig = FULL,
+    **options: Any,
+) -> CompareConfig:
     """The paper's tuned baselines in their setting, or on another task, and `more` methods."""
     return replace(
-        FULL,
+        base,
         task=task or tuned.task,
         workers=tuned.workers,
         local_steps=tuned.local_steps,

@@ -30,7 +30,7 @@ SMOKE_SIZES = (
     "data decides H"
 )
 EIGHTHS = {"width": 8, "side": 16}  # sizes that tell tasks apart, if a task gives them; the least
-FEW = 16  # points of a grid that are not too many
+FEW = 100  # points of a grid that are not too many
 POINTS = {"slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")}  # of 487
 # Compile times of learned optimizers about halve without XLA's fusion emitters. Level 1 is for
 # convolutions; all else is compiled at level 0, by `compiled_for`.

@@ -59,6 +59,10 @@ class CompareConfig:
     partition of the data."""
     first_seed: int = 0
     """The first seed; the others follow it."""
+    seeds_for: Literal["report", "choice", "tuning"] = "report"
+    """What the seeds are for: report, a number that is published; choice, to choose among methods,
+    checkpoints or settings; tuning, to tune hyper-parameters. A number is honest on seeds that
+    nothing was chosen or tuned on. It changes nothing about the run but its record."""
     seeds_at_once: int = 0
     """Seeds that are trained side by side, 0: all; fewer take less memory."""
     evaluate_every: int = 20

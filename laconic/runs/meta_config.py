@@ -111,8 +111,9 @@ class MetaConfig:
     gates: int = 0
     """The width of the hidden layer of lopt-r's gates per parameter; 0: none."""
     left_out: tuple[str, ...] = ()
-    """Inputs that lopt-r does without: each of these words leaves out those whose names it begins,
-    as time or agreement does."""
+    """Inputs that it does without. Of lopt-r each of these words leaves out those whose names it
+    begins, as time or agreement does; of the others they are names of features, as parameter and
+    time, which the paper's LOpt and LAgg do not see."""
     seed: int = 0
     """Seed of φ, of perturbations and of everything the runs draw."""
     judge_tasks: tuple[str, ...] = ()
@@ -150,7 +151,7 @@ class MetaConfig:
         shared = {
             name: getattr(self, name) for name in ("time", "output_scale", "widest", "deepest")
         }
-        return LearnedOptimizer(self.architecture, K, **shared)
+        return LearnedOptimizer(self.architecture, K, blind=self.left_out, **shared)
 
     def _relative(self) -> tuple[str, ...]:
         """The inputs of lopt-r that are not left out."""

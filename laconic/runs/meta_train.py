@@ -24,8 +24,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from laconic.errors import CannotBegin, LaconicError, require_seed
+from laconic.meta.problem import Learned
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh
-from laconic.outer.learned import Theta
+from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled, step_operations
 from laconic.runs.folder import (
     Interrupted,
@@ -354,15 +355,29 @@ def _initial(config: MetaConfig) -> Theta | None:
         return None
     found, wanted = load(config.init), config.learned()
     own = ("hidden", "rate", "momentum") if config.architecture == "lopt-r" else LEARNED_AS
+    fewer = _multiple(found.learned, wanted)
     for what in ("architecture", *own):
         theirs, ours = getattr(found.learned, what), getattr(wanted, what)
+        if what == "workers" and fewer:
+            continue
         if theirs != ours:
             raise LaconicError(
                 f"training cannot begin from {config.init}: its {what} is {theirs}, and this run's "
                 f"is {ours}. "
                 f"Begin from another one, or change the run to fit it."
             )
+    if isinstance(wanted, LearnedOptimizer):
+        theta = wanted.widened(found.theta, fewer) if fewer else found.theta
+        return wanted.seen(theta)
     return found.theta
+
+
+def _multiple(found: Learned, wanted: Learned) -> int:
+    """The workers that an optimizer sees, if the wanted one sees a multiple of them; else 0."""
+    if found.architecture != wanted.architecture or not found.gathers:
+        return 0
+    few, many = found.workers or 0, wanted.workers or 0
+    return few if 0 < few < many and many % few == 0 else 0
 
 
 def _train(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str, Any]]]:

@@ -11,7 +11,7 @@ import numpy as np
 from laconic.errors import LaconicError
 from laconic.federated.options import in_words
 from laconic.meta.problem import Inner
-from laconic.outer.learned import Theta
+from laconic.outer.learned import LearnedOptimizer, Theta
 from laconic.runs.meta_config import MetaConfig, described
 from laconic.store.records import RECORDS, read
 from laconic.zoo import Card, load, publish
@@ -45,9 +45,16 @@ def publish_run(
         }
         for inner in inners
     ]
+    without = ""
+    if isinstance(learned, LearnedOptimizer) and learned.blind:
+        # zeros in φ are all that the file needs to say of it
+        theta = learned.seen(theta)
+        without = f" without {', '.join(learned.blind)}"
+        learned = replace(learned, blind=())
+    trained = ", ".join(map(described, inners))
     card = Card(
         name=path.stem,
-        summary=f"{config.architecture} meta-trained on {', '.join(map(described, inners))}",
+        summary=f"{config.architecture}{without} meta-trained on {trained}",
         architecture=config.architecture,
         workers=learned.workers,
         local=asdict(inners[0].local),

@@ -71,6 +71,7 @@ def sweep(
     name = f"sweep-{Path(config.method.partition(':')[0]).stem}-{config.task}"
     facts = {"task": about, "grid_points": len(grid)}
     facts["optimizer_sha256"] = optimizer_sha256(config.method)
+    facts["seeds_for"] = "tuning"
     with RunFolder.create("sweep", config.out, name, config, command, **facts) as folder:
         return _finish(engine, points, folder, rule, config, observer, stop)
 

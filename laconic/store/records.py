@@ -8,6 +8,7 @@ JAX is imported only where an array or a device is asked about.
 """
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -16,6 +17,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -130,7 +132,8 @@ def provenance() -> dict[str, Json]:
     time.
 
     `dirty` says whether the package's own folder differs from `commit`; it is None outside a git
-    work tree, where `commit` is $LACONIC_COMMIT.
+    work tree, where `commit` is $LACONIC_COMMIT. `sources_sha256` is of the code that ran, whatever
+    the commit says.
     """
     import jax
 
@@ -139,6 +142,7 @@ def provenance() -> dict[str, Json]:
     return {
         "commit": commit,
         "dirty": dirty,
+        "sources_sha256": sources_sha256(PACKAGE),
         "versions": {
             "laconic": __version__,
             "python": platform.python_version(),
@@ -164,6 +168,18 @@ def source_state(package: Path) -> tuple[str | None, bool | None]:
     if not commit:
         return os.environ.get("LACONIC_COMMIT") or None, None
     return commit, _git(package, "status", "--porcelain", "--", ".") != ""
+
+
+@cache
+def sources_sha256(package: Path) -> str:
+    """The sha256 over the paths and contents of all of a package's Python files, in order of their
+    paths: of each its path, its length and its bytes."""
+    digest = hashlib.sha256()
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    for name in sorted(files):
+        contents = files[name].read_bytes()
+        digest.update(f"{name} {len(contents)}\n".encode() + contents)
+    return digest.hexdigest()
 
 
 def _rounded(value: Any) -> Json:

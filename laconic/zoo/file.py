@@ -11,7 +11,7 @@ import json
 import os
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ def digest_of(architecture: AnyArchitecture, theta: Mapping[str, Any]) -> str:
     """The sha256 of all that decides the steps: φ, and what differs from the defaults."""
     told = fields_of(architecture)
     if isinstance(architecture, Architecture):  # the defaults of lopt-r may change
-        told = {f.name: told[f.name] for f in fields(architecture) if told[f.name] != f.default}
+        told = {f.name: told[f.name] for f in fields(Architecture) if told[f.name] != f.default}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for name in sorted(theta):
         digest.update(name.encode() + np.ascontiguousarray(theta[name]).tobytes())
@@ -94,7 +94,7 @@ def digest_of(architecture: AnyArchitecture, theta: Mapping[str, Any]) -> str:
 def fields_of(architecture: AnyArchitecture) -> dict[str, Any]:
     """An architecture as JSON holds it."""
     if isinstance(architecture, Architecture):
-        return asdict(architecture)
+        return {f.name: getattr(architecture, f.name) for f in fields(Architecture)}
     own = {f.name: getattr(architecture, f.name) for f in fields(architecture)}
     return {"architecture": RELATIVE, **own, "inputs": list(architecture.inputs)}
 
