@@ -105,9 +105,7 @@ def packed_init(task: Task, layout: Rows) -> Task:
         params, model_state = task.init(key)
         return layout.pack(params), model_state
 
-    return Task(
-        task.name, init, task.loss, task.feed, evaluate=task.evaluate, classes=task.classes
-    )
+    return Task(task.name, init, task.loss, task.feed, evaluate=task.evaluate, classes=task.classes)
 
 
 def packed_client(task: Task, optimizer: optax.GradientTransformation, layout: Rows) -> Client:

@@ -8,7 +8,9 @@ a few thousand numbers, is averaged over devices.
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -105,6 +107,7 @@ def _put_leaf(sharding: NamedSharding, x: Any) -> jax.Array:
 
 Data = tuple[Task, Bank | None]  # a task, and partitions of its data if it has a population
 AllData = tuple[tuple[Task, ...], tuple[Bank | None, ...]]
+Call = tuple[Any, tuple[Any, ...]]  # a jitted function and its arguments
 JUDGED_SEEDS = 1 << 30  # seeds from here on are the judge's; people's seeds are small numbers
 
 
@@ -233,6 +236,8 @@ class MetaTrainer:
         self._data, self.inners = self._settled(tasks, inners)
         self._judged = (self._data, self.inners) if judged is None else self._settled(*judged)
         self.tasks = self._data[0]
+        # Families are many and each compiles for long: apart, they compile at the same time.
+        self._apart = mesh is None and all(x.spread for x in (*self.inners, *self._judged[1]))
         whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._start = jax.jit(self._init, out_shardings=self._shardings())
         self._advance = jax.jit(
@@ -241,7 +246,11 @@ class MetaTrainer:
         self._judge = jax.jit(
             self._curves, static_argnames=("seeds", "rounds"), out_shardings=whole
         )
+        self._families = [self._family(i) for i in range(len(self.inners))]
+        self._judges = [self._judging(inner) for inner in self._judged[1]]
+        self._finish = jax.jit(self._combine, donate_argnums=0)
         self._untrained: list[np.ndarray] | None = None
+        self._ready: set[tuple[int, int]] = set()  # what the judge's programs are compiled for
         self._collect = jax.jit(lambda state: state, out_shardings=whole)
 
     @property
@@ -256,7 +265,17 @@ class MetaTrainer:
         if theta is None:
             theta = self.learned.init(jax.random.fold_in(key, 0))
         self.learned.check(theta)
-        return self._start(self._data, *self._everywhere((theta, key)))
+        theta, key = self._everywhere((theta, key))
+        if not self._apart:
+            return self._start(self._data, theta, key)
+        rows = zip(self._families, zip(*self._data, strict=True), strict=True)
+        begin: list[Call] = [(family.begin, (own, theta, key)) for family, own in rows]
+        compile_all(begin)
+        states = tuple(start(*given) for start, given in begin)
+        adamw, key = self._adamw.init(theta), jax.random.fold_in(key, 2)
+        first = MetaState(theta, theta, adamw, (), jnp.int32(0), key)
+        # Each in memory of its own, so that a step can use the state up.
+        return jax.tree.map(jnp.copy, first)._replace(estimators=states)
 
     def place(self, state: MetaState) -> MetaState:
         """A state read from a file, where this trainer keeps its own."""
@@ -271,16 +290,36 @@ class MetaTrainer:
 
     def advance(self, state: MetaState) -> tuple[MetaState, Progress]:
         """One outer step. The given state is used up."""
-        return self._advance(self._data, state)
+        if not self._apart:
+            return self._advance(self._data, state)
+        found = [estimate(*given) for estimate, given in self._estimates(state)]
+        gradients, runs, metrics = zip(*found, strict=True)
+        state, progress = self._finish(state._replace(estimators=()), gradients, metrics)
+        return state._replace(estimators=runs), progress
 
-    def step_on(self, state: MetaState) -> tuple[Any, AllData, MetaState]:
-        """The jitted outer step and its arguments, to compile it before it is taken."""
-        return self._advance, self._data, state
+    def programs(self, state: MetaState) -> list[Call]:
+        """The jitted functions of an outer step and their arguments, to compile them before it is
+        taken."""
+        return self._estimates(state) if self._apart else [(self._advance, (self._data, state))]
+
+    def _estimates(self, state: MetaState) -> list[Call]:
+        rows = zip(self._families, zip(*self._data, strict=True), state.estimators, strict=True)
+        return [
+            (family.estimate, (own, state.theta, runs, state.key, state.step))
+            for family, own, runs in rows
+        ]
 
     def judge(self, theta: Theta, seeds: int = 4, rounds: int | None = None) -> list[np.ndarray]:
         """Capped loss curves [seeds, rounds] on each task to judge on, from seeds that neither
         training nor people use."""
         rounds = rounds or self.outer.horizon.longest
+        if self._apart:
+            rows = zip(self._judges, zip(*self._judged[0], strict=True), strict=True)
+            calls = [(judge, (own, theta)) for judge, own in rows]
+            if (seeds, rounds) not in self._ready:
+                compile_all(calls, seeds=seeds, rounds=rounds)
+                self._ready.add((seeds, rounds))
+            return [np.asarray(judge(*given, seeds=seeds, rounds=rounds)) for judge, given in calls]
         return [
             np.asarray(curves)
             for curves in self._judge(self._judged[0], theta, seeds=seeds, rounds=rounds)
@@ -339,12 +378,26 @@ class MetaTrainer:
         )
 
     def _init(self, data: AllData, theta: Theta, key: jax.Array) -> MetaState:
-        keys = jax.random.split(jax.random.fold_in(key, 1), len(self.inners))
-        rows = zip(zip(*data, strict=True), self.inners, keys, strict=True)
-        states = tuple(self._estimator(own, inner).init(theta, key) for own, inner, key in rows)
+        rows = enumerate(zip(*data, strict=True))
+        states = tuple(self._begin(i, own, theta, key) for i, own in rows)
         return MetaState(
             theta, theta, self._adamw.init(theta), states, jnp.int32(0), jax.random.fold_in(key, 2)
         )
+
+    def _begin(self, i: int, own: Data, theta: Theta, key: jax.Array) -> Any:
+        """The runs of the i-th task before the first outer step."""
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(self.inners))
+        return self._estimator(own, self.inners[i]).init(theta, keys[i])
+
+    def _family(self, i: int) -> "Family":
+        """The programs of the i-th task, where each has programs of its own."""
+
+        def estimate(own: Data, theta: Theta, runs: Any, key: jax.Array, step: jax.Array) -> Any:
+            keys = jax.random.split(jax.random.fold_in(key, step), len(self.inners))
+            return self._gradient(own, self.inners[i], theta, runs, keys[i])
+
+        begin = partial(self._begin, i)
+        return Family(jax.jit(begin), jax.jit(estimate, donate_argnums=2))
 
     def _outer_step(self, data: AllData, state: MetaState) -> tuple[MetaState, Progress]:
         keys = jax.random.split(jax.random.fold_in(state.key, state.step), len(self.inners))
@@ -353,6 +406,13 @@ class MetaTrainer:
             self._gradient(own, inner, state.theta, runs, key) for own, inner, runs, key in rows
         ]
         gradients, states, metrics = zip(*found, strict=True)
+        state, progress = self._combine(state, gradients, metrics)
+        return state._replace(estimators=states), progress
+
+    def _combine(
+        self, state: MetaState, gradients: tuple[Theta, ...], metrics: tuple[Metrics, ...]
+    ) -> tuple[MetaState, Progress]:
+        """The step of φ by every task's gradient; the tasks' runs are left as they are."""
         norms = jnp.stack([optax.tree.norm(g) for g in gradients])
         gradient = jax.tree.map(lambda *g: sum(g) / len(g), *map(self._clipped, gradients, norms))
         updates, adamw = self._adamw.update(gradient, state.adamw, state.theta)
@@ -361,7 +421,8 @@ class MetaTrainer:
         average = jax.tree.map(lambda a, t: keep * a + (1 - keep) * t, state.average, theta)
         resets = jnp.sum(jnp.stack([jnp.sum(m.reset) for m in metrics]))
         progress = Progress(jnp.stack([jnp.mean(m.loss) for m in metrics]), norms, resets)
-        return MetaState(theta, average, adamw, states, state.step + 1, state.key), progress
+        stepped = MetaState(theta, average, adamw, state.estimators, state.step + 1, state.key)
+        return stepped, progress
 
     def _gradient(
         self, data: Data, inner: Inner, theta: Theta, state: Any, key: jax.Array
@@ -397,19 +458,40 @@ class MetaTrainer:
         return jax.tree.map(lambda g: jnp.where(jnp.isfinite(norm), g * factor, 0), gradient)
 
     def _curves(self, data: AllData, theta: Theta, seeds: int, rounds: int) -> list[jax.Array]:
-        def one(own: Data, inner: Inner) -> jax.Array:
-            problem = self._problem(own, inner)
-
-            def run(seed: jax.Array) -> jax.Array:
-                run = problem.begin(theta, jax.random.key(seed))
-                run = problem.lasting(run, jnp.int32(rounds))
-                _, losses_T = problem.unroll(theta, run, problem.draw(run, rounds))
-                return capped(losses_T, problem.ceiling)
-
-            return jax.vmap(run)(JUDGED_SEEDS + jnp.arange(seeds))
-
         rows = zip(zip(*data, strict=True), self._judged[1], strict=True)
-        return [one(own, inner) for own, inner in rows]
+        return [self._curves_of(inner, own, theta, seeds, rounds) for own, inner in rows]
+
+    def _judging(self, inner: Inner) -> Any:
+        """What judges φ on one task, where each has a program of its own."""
+        return jax.jit(partial(self._curves_of, inner), static_argnames=("seeds", "rounds"))
+
+    def _curves_of(
+        self, inner: Inner, own: Data, theta: Theta, seeds: int, rounds: int
+    ) -> jax.Array:
+        problem = self._problem(own, inner)
+
+        def run(seed: jax.Array) -> jax.Array:
+            run = problem.begin(theta, jax.random.key(seed))
+            run = problem.lasting(run, jnp.int32(rounds))
+            _, losses_T = problem.unroll(theta, run, problem.draw(run, rounds))
+            return capped(losses_T, problem.ceiling)
+
+        return jax.vmap(run)(JUDGED_SEEDS + jnp.arange(seeds))
+
+
+class Family(NamedTuple):
+    """The compiled programs of one task: its runs before the first step, and its gradient."""
+
+    begin: Any
+    estimate: Any
+
+
+def compile_all(calls: Sequence[Call], **static: Any) -> list[Any]:
+    """Compile jitted functions for these arguments, at the same time; calls of theirs find what
+    was compiled. Tracing stays in this thread, where its settings are."""
+    lowered = [function.lower(*given, **static) for function, given in calls]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return list(pool.map(lambda each: each.compile(), lowered))
 
 
 def settled(inner: Inner, bank: Bank | None) -> Inner:

@@ -6,7 +6,7 @@ parameters,
     b_β ← β·b_β + Δ  for β = 0.5, 0.9, 0.99
     v ← 0.99·v + 0.01·Δ²,  q ← 0.95·q + 0.05·mean(Δ²),  m = 0.1·b_0.9  (with a hat: bias-corrected)
     s = √q̂,  o = tanh(head(inputs))
-    step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + 1.2·o₁)·b_μ + 0.5·o₂·b_0.5 + 0.1·o₃·b_0.99
+    step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + 1.2·o₁)·b_μ + o₂·b_0.5 + 0.1·o₃·b_0.99
                         + 3·o₄·s·m̂/(√v̂ + 0.1·s)]
 
 The inputs (`INPUTS`) are ratios and counts, so a step scales with Δ and p, and every tensor is on

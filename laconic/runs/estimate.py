@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from laconic.errors import CannotBegin, LaconicError
+from laconic.meta.train import Call, compile_all
 from laconic.runs.folder import Observer
 from laconic.runs.measure import one_item
 from laconic.show.table import duration, plural
@@ -60,7 +61,21 @@ def compiled(function: Any, *arguments: Any, **static: Any) -> Program:
     """
     began = time.monotonic()
     sizes = function.lower(*arguments, **static).compile().memory_analysis()
-    seconds = time.monotonic() - began
+    return _program(time.monotonic() - began, sizes)
+
+
+def compiled_all(calls: Sequence[Call]) -> Program:
+    """The same for several jitted functions, compiled at the same time and run one after the
+    other."""
+    began = time.monotonic()
+    sizes = [program.memory_analysis() for program in compile_all(calls)]
+    each = [_program(time.monotonic() - began, x) for x in sizes]
+    memory, fresh = max(x.memory for x in each), max(x.fresh for x in each)
+    return Program(each[0].compiling, memory, fresh)
+
+
+def _program(seconds: float, sizes: Any) -> Program:
+    """A program of these sizes, as XLA gives them; on a CPU, `TooLarge` if memory is too small."""
     if sizes is None:
         return Program(seconds, 0)
     fresh = sizes.output_size_in_bytes + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes

@@ -27,7 +27,7 @@ from laconic.errors import CannotBegin, LaconicError, require_seed
 from laconic.meta.problem import Learned
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh
 from laconic.outer.learned import LearnedOptimizer, Theta
-from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled, step_operations
+from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled_all, step_operations
 from laconic.runs.folder import (
     Interrupted,
     Observer,
@@ -454,7 +454,7 @@ def _outlook(run: MetaRun) -> Outlook:
         programs=2,
     )
     if run.done < config.steps and not outlook.forecast.told:
-        program = _fitting(run, lambda: compiled(*trainer.step_on(run.state)))
+        program = _fitting(run, lambda: compiled_all(trainer.programs(run.state)))
         outlook.forecast.told = config.minutes is not None
         outlook.ready(run.done, program, trial)
     return outlook

@@ -190,8 +190,7 @@ def test_under_vmap_over_weights_and_what_is_told():
     found = many(jax.tree.map(stack, *thetas), jax.tree.map(stack, *counts))
     for i, count in enumerate([counts[0], {}]):
         alone, _ = run(SPEC, thetas[i], PARAMS, means, {}, None, **count)
-        for name in PARAMS:
-            np.testing.assert_allclose(found[name][i], alone[name], rtol=1e-5, atol=1e-9)
+        assert_close({name: found[name][i] for name in PARAMS}, alone, 1e-5)
 
 
 @pytest.mark.parametrize("spec", [SPEC, GATED], ids=["head", "gates"])
@@ -207,7 +206,7 @@ def test_zeros_give_finite_steps_from_momenta_only(spec):
         for name, tensor in tensors.items():
             change = -ref.step(theta, tensor, means[name][t], now[name])
             now[name] = now[name] + change
-            np.testing.assert_allclose(changes[name][t], change, rtol=2e-5, err_msg=f"{name}, {t}")
+            assert_close(changes[name][t], change, 1e-5, f"{name}, {t}")
         assert t > 0 or not any(np.any(x[0]) for x in changes.values())
 
 
