@@ -149,7 +149,7 @@ _FAMILIES = (
     f"lm-bytes:file={_TEXT},context=16,heads=2,hidden=16,layers=1"
     "@workers=4,local_steps=8,batch=4,local=adamw,gamma=0.008",
     f"lm-bytes:file={_TEXT},context=24,heads=2,hidden=24,layers=2"
-    "@workers=8,local_steps=16,batch=2,local=adamw,gamma=0.006",
+    "@workers=4,local_steps=16,batch=2,local=adamw,gamma=0.006",
     "fmnist-mlp2:pool=4,width=24,activation=tanh"
     "@workers=4,local_steps=8,batch=8,local=muon,gamma=0.02",
 )
