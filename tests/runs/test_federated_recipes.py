@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import tyro
 
-from laconic.federated.population import Federated, in_words, read_federated
+from laconic.federated.options import Federated, in_words, read_federated
 from laconic.methods import parse_method
 from laconic.recipes.comparisons import RECIPES
 from laconic.reproduce.scale import compiled_for
