@@ -275,6 +275,14 @@ class Simulation:
                 self._stream.close()
                 self._stream = None
 
+    def compile_first(self) -> None:
+        """Compile the program of the first rounds, which `run` then finds compiled."""
+        if isinstance(self.task.feed, Streamed):  # its batches are not known yet
+            return
+        length = self.setting.chunks[0]
+        state = jax.eval_shape(self._init, self.task, keys_of(self.setting.seeds))
+        compiled(self._advance, self.task, state, None, self._population, length=length)
+
     def _trial(self, given: tuple[Any, ...]) -> tuple[float, float]:
         """Compile and try one round, nothing of which is kept → its seconds, and those of a look at
         held-out data."""
