@@ -1,9 +1,11 @@
-"""The learned step in PyTorch beside torch.optim.AdamW: 86.5 M parameters, the shapes of ViT-B.
+"""The learned steps in PyTorch beside torch.optim.AdamW: 86.5 M parameters, the shapes of ViT-B.
 
     python benchmarks/torch_step.py [--steps 3] [--out FILE.json] [--small]
 
 On a CUDA device if there is one, else on the CPU. Medians of single steps, after one that makes the
-states: seconds, and on a CPU the seconds that its cores worked. The last line is one JSON object.
+states: seconds, and on a CPU the seconds that its cores worked, on CUDA the memory that a step
+takes beside parameters, gradients and states. There the learned steps of a small model are also
+compared with the CPU's. The last line is one JSON object.
 """
 # pyright: reportMissingImports=false
 
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file 
 from laconic.store.records import provenance, write_json
 from laconic.torch import LearnedOuter
 
+LEARNED = ("lopt-a-general", "lopt-r")
 WIDTH, DEPTH, PATCH, TOKENS, CLASSES = 768, 12, 16, 197, 1000
 
 
@@ -34,10 +37,25 @@ def shapes(width, depth):
     return ends + block * depth + [(width,), (CLASSES, width), (CLASSES,)]
 
 
-def timed(optimizer, steps, wait):
-    """Medians of so many steps: seconds by the clock, and of all cores."""
+def parameters(width, depth, device):
+    """A model's parameters, each with a gradient."""
+    generator = torch.Generator("cpu").manual_seed(0)  # the same on every device
+    normal = lambda shape: torch.randn(shape, generator=generator).to(device)
+    params = [torch.nn.Parameter(0.02 * normal(shape)) for shape in shapes(width, depth)]
+    for p in params:
+        p.grad = 0.001 * normal(p.shape)
+    return params
+
+
+def timed(optimizer, steps, device):
+    """Medians of so many steps: seconds by the clock, and of all cores; the memory it takes."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     optimizer.step()
     times = []
+    before = 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     for _ in range(steps):
         wait()
         begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -45,35 +63,61 @@ def timed(optimizer, steps, wait):
         wait()
         times.append((time.perf_counter() - begin, time.process_time() - begin_cpu))
     names = ("seconds", "cpu_seconds")
-    return {
+    found = {
         name: statistics.median(x) for name, x in zip(names, zip(*times, strict=True), strict=True)
     }
+    if device.type == "cuda":
+        found["temporary_bytes"] = torch.cuda.max_memory_allocated() - before
+    return found
+
+
+def ways(params, device):
+    """Every optimizer in every way it can step: its label, and what makes it."""
+    adamw = [{"foreach": False}, {"foreach": True}]
+    adamw += [{"fused": True}] if device.type == "cuda" else []
+    for options in adamw:
+        (way, on), *_ = options.items()
+        label = f"AdamW, {way if on else 'loop'}"
+        yield label, lambda options=options: torch.optim.AdamW(params, 1e-4, **options)
+    for name in LEARNED:
+        for on in (False, True):
+            label = f"{name}, {'foreach' if on else 'loop'}"
+            yield label, lambda name=name, on=on: LearnedOuter(params, name, foreach=on)
+
+
+def apart(name, device):
+    """How far a device's steps of a small model are from the CPU's, relative to their length."""
+    moved = []
+    for home in (torch.device("cpu"), device):
+        params = parameters(16, 1, home)
+        before = [p.detach().clone() for p in params]
+        outer = LearnedOuter(params, name, foreach=home.type != "cpu")
+        for _ in range(3):
+            outer.step()
+        moved.append([(p.detach() - x).cpu() for p, x in zip(params, before, strict=True)])
+    return max(
+        ((mine - theirs).norm() / theirs.norm()).item() for theirs, mine in zip(*moved, strict=True)
+    )
 
 
 def measure(steps, width, depth):
     """Times of a step by optimizer and way, and the sizes."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    generator = torch.Generator(device).manual_seed(0)
-    normal = lambda shape: torch.randn(shape, generator=generator, device=device)
-    params = [torch.nn.Parameter(0.02 * normal(shape)) for shape in shapes(width, depth)]
-    for p in params:
-        p.grad = 0.001 * normal(p.shape)
+    params = parameters(width, depth, device)
     found = {}
-    for name in ("AdamW", "lopt-a-general"):
-        for foreach in (False, True):
-            if name == "AdamW":
-                optimizer = torch.optim.AdamW(params, 1e-4, foreach=foreach)
-            else:
-                optimizer = LearnedOuter(params, name, foreach=foreach)
-            found[f"{name}, {'foreach' if foreach else 'loop'}"] = timed(optimizer, steps, wait)
-            del optimizer
+    for label, make in ways(params, device):
+        optimizer = make()
+        found[label] = timed(optimizer, steps, device)
+        print(label, found[label], file=sys.stderr, flush=True)
+        del optimizer
     named = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    like_cpu = {} if device.type == "cpu" else {name: apart(name, device) for name in LEARNED}
     return {
         "figures": found,
         "parameters": sum(p.numel() for p in params),
         "tensors": len(params),
         "torch": {"version": version("torch"), "device": named, "threads": torch.get_num_threads()},
+        "relative_difference_from_cpu": like_cpu,
         "load": os.getloadavg()[0],
     }
 

@@ -68,6 +68,19 @@ class Standing(NamedTuple):
     step: jax.Array
 
 
+class Peers(NamedTuple):
+    """What workers exchange with each other at the end of a round; in the simulator only.
+
+    meet:    (states [K, …], who is here [K], round, key) → states [K, …]
+    bits:    shared → bits that a worker sends, and receives, in a round, the mean over rounds
+    instead: messages are not sent, they only say how the mean of the workers' weights moves
+    """
+
+    meet: Callable[[Any, jax.Array, jax.Array, jax.Array], Any]
+    bits: Callable[[Any], int]
+    instead: bool = False
+
+
 class Client(NamedTuple):
     """What a worker does in a round, as pure functions.
 
@@ -79,6 +92,7 @@ class Client(NamedTuple):
         steps: (shared, standing, batches, key) → (standing, losses), some local steps from where
             the worker stands; for models that are exchanged in fragments (`laconic.fragments`).
             None: it cannot stop within a round.
+        peers: what workers exchange with each other beside their messages; None: nothing.
 
     Example:
         >>> from laconic import Client, Message
@@ -92,6 +106,7 @@ class Client(NamedTuple):
     run: Callable[[Any, State, Any, jax.Array], tuple[Message, State, jax.Array]]
     begin: Callable[[Shared], Any] = lambda shared: shared
     steps: Callable[[Any, Standing, Any, jax.Array], tuple[Standing, jax.Array]] | None = None
+    peers: Peers | None = None
 
 
 # (gradients, weights, what is shared, what is the worker's own) → gradients

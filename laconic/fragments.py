@@ -213,8 +213,8 @@ def check_client(client: Client) -> None:
     if client.steps is None:
         raise LaconicError(
             "fragments are for workers that take local steps of their own and need nothing but "
-            "weights: not for methods without local steps, nor for FedProx or SCAFFOLD. Leave out "
-            "fragments, delay and mix, or take another method."
+            "weights: not for methods without local steps, nor for FedProx, SCAFFOLD, DES-LOC or "
+            "NoLoCo. Leave out fragments, delay and mix, or take another method."
         )
 
 

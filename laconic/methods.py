@@ -34,6 +34,7 @@ from laconic.method import (
     Use,
 )
 from laconic.outer import OUTER, from_optax
+from laconic.peers import desloc_client, noloco_client
 from laconic.workers import How
 from laconic.zoo import cards, file, load, published
 
@@ -78,6 +79,22 @@ def _scaffold(K: int, gamma: Number, eta: Number) -> Parts:
     return Parts(gamma, from_optax(optax.sgd(eta)), client)
 
 
+def _desloc(K: int, gamma: Number, first: int, second: int, outer: str) -> Parts:
+    client = lambda task, local: desloc_client(task, local.optax(), first, second)
+    if outer in SERVERS:
+        return Parts(gamma, SERVERS[outer](), client)
+    if not is_learned(outer):
+        raise unknown("server of desloc", outer, [*SERVERS, *published()])
+    found = load(outer)
+    found.check_workers(K)
+    return Parts(gamma, found.outer(), client)
+
+
+def _noloco(K: int, gamma: Number, alpha: Number, beta: Number, pull: Number) -> Parts:
+    client = lambda task, local: noloco_client(task, local.optax(), alpha, beta, pull)
+    return Parts(gamma, OUTER["average"].make(), client)
+
+
 def _optax(K: int, name: str, lr: Number, gamma: Number) -> Parts:
     return Parts(gamma, OUTER["optax"].make(name=name, learning_rate=lr))
 
@@ -102,6 +119,12 @@ def _adaptive(eta: float, *betas: float) -> dict[str, Option]:
 _MOMENTUM = "momentum of the server"
 _ADAMW = LocalOptimizer("adamw")
 _MUON = LocalOptimizer("muon")
+_ELSEWHERE = "what its workers exchange with each other is only simulated: take diloco"
+# Over DES-LOC's workers, beside learned ones.
+SERVERS = {
+    "average": lambda: OUTER["average"].make(),
+    "nesterov": lambda: OUTER["nesterov"].make(learning_rate=0.7, momentum=0.9),
+}
 
 
 def _outer_nesterov(gamma: float, lr: float, momentum: float) -> dict[str, Option]:
@@ -232,6 +255,40 @@ _DEFINITIONS = (
         },
         local=_ADAMW,
         compress="sparseloco",
+    ),
+    Definition(
+        "desloc",  # Iacob et al. (2025)
+        "averaging of AdamW workers; their moments are averaged too, at longer periods",
+        _desloc,
+        {
+            "gamma": _gamma(1e-3),
+            "first": Option(3, "rounds between means of the first moments", swept=False),
+            "second": Option(6, "rounds between means of the second moments", swept=False),
+            "outer": Option(
+                "average", "the server: average, nesterov or a learned optimizer", swept=False
+            ),
+        },
+        {"train": _ELSEWHERE, "flower": _ELSEWHERE},
+        local=_ADAMW,
+        only_local=True,
+    ),
+    Definition(
+        "noloco",  # Kolehmainen et al. (2025)
+        "AdamW workers that differ: no server, in each round random pairs meet; only simulated",
+        _noloco,
+        {
+            "gamma": _gamma(1e-3),
+            "alpha": Option(0.5, "momentum of each worker", FRACTION),
+            "beta": Option(0.7, "share of the local steps that is taken"),
+            "pull": Option(1.0, "how strongly two workers that meet are drawn together"),
+        },
+        {
+            "sweep": "a sweep may leave workers out, and its workers must stay: compare some "
+            "numbers instead",
+            "train": _ELSEWHERE,
+            "flower": _ELSEWHERE,
+        },
+        local=_ADAMW,
     ),
     Definition(
         "snoo",  # Kallusky et al. (2025); the numbers are MuLoCo's for one worker

@@ -27,6 +27,7 @@ from laconic.tasks.base import Task
 from laconic.workers import Combined, Workers
 
 PRESENCE = (1 << 20) + 1  # a round's stream beside the workers' own, whose ids are smaller
+PEERS = PRESENCE + 1
 
 
 class ClientState(NamedTuple):
@@ -149,6 +150,7 @@ def communication_round(
 
     mapped = workers.map(phase)(state.shared, clients_K, (items.batches, items.keys))  # lines 2-8
     messages, new_clients_K, losses_KH = mapped
+    new_clients_K = _met(workers.client, state, items, new_clients_K)
     messages, clients = _deliver(state, items, messages, clients_K, new_clients_K)
     combined = workers.combine(messages, server.outer.combine, state.shared.params)  # line 9
     new = outer_phase(server, state, combined, clients)  # lines 10-11
@@ -295,6 +297,16 @@ def mean_losses(losses_KH: jax.Array, present_K: jax.Array | None) -> jax.Array:
     if present_K is None:
         return losses_K
     return jnp.where(present_K > 0, losses_K, mean_loss(losses_KH, present_K))
+
+
+def _met(client: Client, state: RoundState, items: Items, clients_K: ClientState) -> ClientState:
+    """The workers' own states after what they exchange with each other."""
+    if client.peers is None:
+        return clients_K
+    K = items.keys.shape[0]
+    here_K = jnp.ones(K) if items.present is None else items.present.astype(jnp.float32)
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), PEERS)
+    return clients_K._replace(local=client.peers.meet(clients_K.local, here_K, state.round, key))
 
 
 def _deliver(

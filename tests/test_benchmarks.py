@@ -68,8 +68,10 @@ def test_step_accuracy_prints_its_figures_as_json():
 def test_torch_step_prints_its_figures_as_json():
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laconic[torch]'")
     found = printed("torch_step.py --small --steps 1")
-    ways = [f"{name}, {way}" for name in ("AdamW", "lopt-a-general") for way in ("loop", "foreach")]
-    assert list(found["figures"]) == ways
+    names = ("AdamW", "lopt-a-general", "lopt-r")
+    ways = [f"{name}, {way}" for name in names for way in ("loop", "foreach")]
+    assert set(ways) <= set(found["figures"])
+    assert all(x < 1e-4 for x in found["relative_difference_from_cpu"].values())  # with CUDA only
     assert all(figure["seconds"] > 0 for figure in found["figures"].values())
 
 

@@ -20,7 +20,7 @@ LAYERS = [
     {"workers"},
     {"round"},
     {"fragments"},
-    {"federated"},
+    {"federated", "peers"},
     {"method"},
     {"meta", "methods"},
     {"engines", "torch"},

@@ -30,6 +30,7 @@ SMOKE_SIZES = (
     "data decides H"
 )
 EIGHTHS = {"width": 8, "side": 16}  # sizes that tell tasks apart, if a task gives them; the least
+SIZES = ("hidden", "heads", "layers")  # of a decoder or a ViT
 FEW = 100  # points of a grid that are not too many
 POINTS = {"slowmo": ("gamma=1,0.5,0.3,0.1", "alpha=1/gamma,0.1/gamma", "beta=0.95,0.8")}  # of 487
 # Compile times of learned optimizers about halve without XLA's fusion emitters. Level 1 is for
@@ -76,7 +77,11 @@ def small_task(spec: str) -> str:
             own[key] = str(max(least, int(own[key]) // 8))
     for key in ("compute", "stem"):  # bfloat16 is slow on CPUs, and so are images at full size
         own.pop(key, None)
-    options = _small(spec).options | own
+    small = _small(spec).options
+    for key in SIZES:  # these tell no tasks apart
+        if key in small:
+            own.pop(key, None)
+    options = small | own
     words = ",".join(f"{key}={value}" for key, value in options.items())
     return (f"{name}:{words}" if words else name) + at + numbers
 

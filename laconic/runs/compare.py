@@ -24,9 +24,10 @@ from laconic.errors import LaconicError
 from laconic.fragments import Fragments
 from laconic.means import name_of, parse_aggregate
 from laconic.method import Method, Setting, seeds_from
+from laconic.runs.ahead import Ahead, compiled_ahead
 from laconic.runs.configs import CompareConfig
 from laconic.runs.early import Looks, check_patience, watched
-from laconic.runs.estimate import Forecast, Outlook, of_methods
+from laconic.runs.estimate import Forecast, Outlook, Program, Trial, of_methods
 from laconic.runs.folder import (
     Interrupted,
     Observer,
@@ -218,20 +219,23 @@ def run_comparison(
     place = _Place(folder.checkpoint, run, set(finished))
     labels = [simulation.method.label for simulation, _ in prepared]
     remaining = [label for label in labels if label not in finished]
-    outlook = _outlook([s for s, _ in prepared if s.method.label in remaining], folder, observer)
-    for simulation, sizes in prepared:
-        label = simulation.method.label
-        if label in finished:
-            _note_another(simulation.method, finished[label], observer)
-            continue
-        _warn_past_horizon(simulation, observer)
-        record = _within_memory(simulation, place, options, observer, stop, outlook)
-        times = {"traffic": asdict(sizes), "step_seconds": options.step_seconds}
-        folder.append("method", **times, **record, **since)
-        folder.checkpoint.unlink(missing_ok=True)
-        remaining.remove(label)
-        if remaining and stop():
-            raise Interrupted(f"stopped after {label}, before {remaining[0]}.", folder.path)
+    todo = [simulation for simulation, _ in prepared if simulation.method.label in remaining]
+    outlook = _outlook(todo, folder, observer)
+    with compiled_ahead(todo) as ahead:
+        for simulation, sizes in prepared:
+            label = simulation.method.label
+            if label in finished:
+                _note_another(simulation.method, finished[label], observer)
+                continue
+            _warn_past_horizon(simulation, observer)
+            ahead.wait(label)
+            record = _within_memory(simulation, place, options, observer, stop, outlook, ahead)
+            times = {"traffic": asdict(sizes), "step_seconds": options.step_seconds}
+            folder.append("method", **times, **record, **since)
+            folder.checkpoint.unlink(missing_ok=True)
+            remaining.remove(label)
+            if remaining and stop():
+                raise Interrupted(f"stopped after {label}, before {remaining[0]}.", folder.path)
     records = folder.records()
     if records[-1]["kind"] != "summary":
         # left over if a run died between record and clean-up
@@ -327,12 +331,13 @@ def _within_memory(
     observer: Observer,
     stop: Callable[[], bool],
     outlook: Outlook | None,
+    ahead: Ahead,
 ) -> dict[str, Any]:
     """The method's record; where the seeds do not fit in memory side by side, some are trained at a
     time."""
     too_large = f"{simulation.method.label} does not fit in the device's memory"
     return in_parts(
-        partial(_run_method, simulation, place, options, observer, stop, outlook),
+        partial(_run_method, simulation, place, options, observer, stop, outlook, ahead),
         simulation.setting.together,
         lambda seeds: observer.note(f"{too_large} like this; {seeds} of the seeds at a time now."),
         f"{too_large}, even one seed at a time. Use smaller batches or fewer workers",
@@ -346,6 +351,7 @@ def _run_method(
     observer: Observer,
     stop: Callable[[], bool],
     outlook: Outlook | None,
+    ahead: Ahead,
     seeds_at_once: int,
 ) -> dict[str, Any]:
     if seeds_at_once < simulation.setting.together:
@@ -357,8 +363,13 @@ def _run_method(
     done = history.train.shape[1]
     observer.begin(label, setting.rounds, done)
     tick = saved = time.monotonic()
+
+    def ready(program: Program, trial: Trial) -> None:
+        ahead.begin()
+        if outlook is not None:
+            outlook.ready(done, program, trial)
+
     try:
-        ready = None if outlook is None else partial(outlook.ready, done)
         chunks = simulation.run(state, done, options.keep_going, ready)
         for chunk in () if _over(simulation, history) else chunks:
             history.add(chunk)

@@ -131,6 +131,9 @@ class Simulation:
                 f"{method.label} works on all data in one place, so it exchanges no fragments: "
                 "leave it out."
             )
+        self._peers = method.client(task).peers
+        if self._peers is not None and self._peers.instead:
+            check_apart(method, setting)
         self.task = jax.device_put(task)
         self.method = method.told(self.K, self.H, setting.rounds)
         self.setting = setting
@@ -275,6 +278,14 @@ class Simulation:
                 self._stream.close()
                 self._stream = None
 
+    def compile_first(self) -> None:
+        """Compile the program of the first rounds, which `run` then finds compiled."""
+        if isinstance(self.task.feed, Streamed):  # its batches are not known yet
+            return
+        length = self.setting.chunks[0]
+        state = jax.eval_shape(self._init, self.task, keys_of(self.setting.seeds))
+        compiled(self._advance, self.task, state, None, self._population, length=length)
+
     def _trial(self, given: tuple[Any, ...]) -> tuple[float, float]:
         """Compile and try one round, nothing of which is kept → its seconds, and those of a look at
         held-out data."""
@@ -335,6 +346,12 @@ class Simulation:
         message = fragment_bits(self.method.compressor, shared.params, count) + extra
         if self.K == 1:
             return Traffic(0, 0, "one worker")
+        if self._peers is not None:
+            among = self._peers.bits(shared)
+            if self._peers.instead:
+                return Traffic(among, among, "pairs")
+            message += among
+            extra += among
         if topology == "server":
             return server_traffic(message, tree_bits(shared.params) + extra)
         if topology == "all-gather":
@@ -401,6 +418,21 @@ def check_control(method: Method, task: Task) -> None:
     begun = jax.eval_shape(client.begin, shared)
     control = begun.control if isinstance(begun, Controlled) else ()
     check_robust(method.aggregate, method.outer.combine, control)
+
+
+def check_apart(method: Method, setting: Setting) -> None:
+    """Refuse what needs messages to a server, where workers only meet each other."""
+    wrong = {
+        "its messages are not sent, so there is nothing to compress: leave compress out": (
+            method.compressor.name != "dense"
+        ),
+        "no mean is taken over all workers: leave aggregate out": method.aggregate is not None,
+        "every worker keeps weights of its own, so all must stay: leave out missing workers and "
+        "the population": bool(setting.missing) or setting.federated.active,
+    }
+    for why, found in wrong.items():
+        if found:
+            raise LaconicError(f"{method.label}: {why}.")
 
 
 def keys_of(seeds: Sequence[int]) -> jax.Array:

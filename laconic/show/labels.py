@@ -22,6 +22,8 @@ TITLES = {
     "muloco": "MuLoCo",
     "snoo": "SNOO",
     "sparseloco": "SparseLoCo",
+    "desloc": "DES-LOC",
+    "noloco": "NoLoCo",
     "fedavg": "FedAvg",
     "fedavgm": "FedAvgM",
     "fedexp": "FedExP",

@@ -117,6 +117,7 @@ def test_sizes_that_tell_tasks_apart_still_do():
     large = small_task("imagenet32-resnet50:compute=bf16,at_once=128")
     assert large == "imagenet32-resnet50:width=2,blocks=1-1,stem=large,at_once=128"
     assert "file=a/b.txt" in small_task("lm-decoder:file=a/b.txt")
+    assert small_task("lm-decoder:hidden=256,heads=8,layers=4") == small_task("lm-decoder")
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))

@@ -14,7 +14,16 @@ from laconic.method import Setting
 from laconic.methods import parse_method
 from laconic.runs import estimate
 from laconic.runs.compare import CompareConfig, compare
-from laconic.runs.estimate import Forecast, Outlook, Program, changed, compiled, of_methods, smaller
+from laconic.runs.estimate import (
+    Forecast,
+    Outlook,
+    Program,
+    alike,
+    changed,
+    compiled,
+    of_methods,
+    smaller,
+)
 from laconic.runs.meta_train import meta_train
 from laconic.runs.simulate import Simulation
 from laconic.runs.sweep import SweepConfig, sweep
@@ -274,3 +283,16 @@ def test_the_estimate_holds_within_a_factor_of_two(tried, tmp_path, monkeypatch)
     _, records = compare(config, observer=notes)
     took = sum(record["seconds"] for record in records if record["kind"] == "method")
     assert took / 2 < seconds_in(notes.notes[0]) < took * 2
+
+
+def test_methods_are_counted_only_where_an_outer_step_may_matter():
+    """A thousand local steps outweigh any outer step; a few of them, or other numbers, do not."""
+
+    def simulations(specs, local_steps):
+        task = make_task("digits-mlp:width=4")
+        setting = Setting(4, local_steps, 64, 6)
+        return [Simulation(task, parse_method(spec, 4), setting) for spec in specs]
+
+    assert alike(simulations(["local-sgd", "slowmo:gamma=0.1"], 1000))
+    assert not alike(simulations(["local-sgd", "slowmo:gamma=0.1"], 1))
+    assert not alike(simulations(["local-sgd", "adam:alpha=0.1"], 1000))  # takes no local steps

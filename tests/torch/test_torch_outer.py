@@ -196,7 +196,7 @@ def test_absent_workers_are_filled_by_the_mean(tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("name", ["lopt-a-fmnist", "lagg-a-fmnist"])
+@pytest.mark.parametrize("name", ["lopt-a-fmnist", "lagg-a-fmnist", "lopt-r"])
 def test_cuda_like_cpu(name):
     params, deltas = random_tree(SHAPES, 1), random_deltas(SHAPES, ROUNDS, 8, 2)
     homes = {
@@ -210,5 +210,5 @@ def test_cuda_like_cpu(name):
                 p.grad = x.mean(0)
             outers[d].step(worker_deltas=gathered)
     for p, q in zip(*homes.values(), strict=True):
-        assert outers["cuda"].state[q]["m"].device.type == "cuda"
+        assert outers["cuda"].state[q]["v"].device.type == "cuda"
         assert_close(q.detach().cpu().numpy(), p.detach().numpy(), 1e-5)
