@@ -105,9 +105,7 @@ def packed_init(task: Task, layout: Rows) -> Task:
         params, model_state = task.init(key)
         return layout.pack(params), model_state
 
-    return Task(
-        task.name, init, task.loss, task.feed, evaluate=task.evaluate, classes=task.classes
-    )
+    return Task(task.name, init, task.loss, task.feed, evaluate=task.evaluate, classes=task.classes)
 
 
 def packed_client(task: Task, optimizer: optax.GradientTransformation, layout: Rows) -> Client:
@@ -143,18 +141,20 @@ def packed_relative(
     logs_T = jnp.array([math.log(size) / SIZE_UNIT for size in layout.sizes], jnp.float32)
     kinds = [jnp.array(x, jnp.float32) for x in zip(*map(_kind, layout.shapes), strict=True)]
 
-    def init(params: jax.Array) -> RelativeState:
+    def init(params: Any) -> RelativeState:
         moments = init_moments(params)
         return RelativeState(jnp.int32(0), moments._replace(q=jnp.zeros(len(layout.shapes))))
 
     def update(
-        delta: jax.Array,
-        state: RelativeState,
-        params: jax.Array,
+        delta: Any,
+        state: Any,
+        params: Any = None,
         *,
-        worker_deltas: jax.Array,
-        weights: jax.Array,
+        worker_deltas: Any = None,
+        weights: Any = None,
+        **extra: Any,
     ) -> tuple[jax.Array, RelativeState]:
+        del extra
         old, round = state.moments, state.round
         b = tuple(beta * x + delta for beta, x in zip(DECAYS, old.b, strict=True))
         v = SQUARE_DECAY * old.v + (1 - SQUARE_DECAY) * jnp.square(delta)
