@@ -146,7 +146,7 @@ def packed_relative(
         return RelativeState(jnp.int32(0), moments._replace(q=jnp.zeros(len(layout.shapes))))
 
     def update(
-        delta: Any,
+        updates: Any,
         state: Any,
         params: Any = None,
         *,
@@ -155,6 +155,7 @@ def packed_relative(
         **extra: Any,
     ) -> tuple[jax.Array, RelativeState]:
         del extra
+        delta = updates
         old, round = state.moments, state.round
         b = tuple(beta * x + delta for beta, x in zip(DECAYS, old.b, strict=True))
         v = SQUARE_DECAY * old.v + (1 - SQUARE_DECAY) * jnp.square(delta)
