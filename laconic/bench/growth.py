@@ -121,7 +121,7 @@ def _server_step(config: GrowthConfig, line: str, parameters: float) -> Point:
     side = max(1, round(parameters**0.5))
     makers: dict[str, Callable[[], Step]] = {
         "AdamW": lambda: adamw_step([(side, side)], 1),
-        "lopt-r": lambda: relative_step([(side, side)], "float32", 1),
+        "lopt-r": lambda: relative_step("lopt-r", [(side, side)], "float32", 1),
         "LOpt-A": lambda: learned_step("lopt-a", [(side, side)], 1, "auto", "float32", Tuning(), 1),
     }
     began = time.perf_counter()

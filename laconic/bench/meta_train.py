@@ -93,8 +93,8 @@ class MetaTrainConfig:
         suited = suited | {"repeats": 3 if slow else 5, "steps": 1 if slow else 10}
         given = {name: getattr(self, name) for name in suited}
         given = {name: value for name, value in given.items() if value is not None}
-        counts = {name: x for name, x in given.items() if isinstance(x, int)}
-        require_positive(**counts)
+        own = {"task", "architectures", "spread"}  # no counts
+        require_positive(**{name: x for name, x in given.items() if name not in own})
         return replace(self, **{**suited, **given})
 
 

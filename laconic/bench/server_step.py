@@ -17,9 +17,11 @@ from laconic.errors import LaconicError, require_positive, require_some, unknown
 from laconic.outer.kernels import Tuning
 from laconic.outer.learned import PATHS, LearnedOptimizer
 from laconic.outer.relative import RelativeOptimizer
+from laconic.outer.together import together
 
 STEPPERS = ("adamw", "lopt-a", "lagg-a")  # by default
-KNOWN = (*STEPPERS, RELATIVE)
+TOGETHER = f"{RELATIVE}-together"  # its step in two passes over all tensors
+KNOWN = (*STEPPERS, RELATIVE, TOGETHER)
 # What `tune` tries, one knob after another, keeping what was fastest.
 KNOBS: dict[str, tuple[Any, ...]] = {
     "lanes": (64, 128, 256),
@@ -105,7 +107,7 @@ class ServerStepConfig:
     """Models: mlp (0.1 M), matrix (10 M), resnet50 (25.6 M), vit-b (86.6 M), gpt2-medium
     (355 M)."""
     steppers: tuple[str, ...] = STEPPERS
-    """Which of adamw, lopt-a, lagg-a, lopt-r."""
+    """Which of adamw, lopt-a, lagg-a, lopt-r, lopt-r-together (a step in two passes)."""
     workers: int = 8
     """K, the deltas that lagg-a sees."""
     path: str = "auto"
@@ -159,9 +161,10 @@ def bytes_moved(stepper: str, K: int) -> int:
     AdamW: Δ, W, m, v in, W, m, v out. A learned step: Δ for the row and column means; Δ, W, m₁₋₃, v
     (and K deltas) for the second moments of the features; the same again for the MLP, and W, m₁₋₃,
     v out. lopt-r: Δ, W, b₁₋₃, v in and b₁₋₃, v out for its inputs; the six in again, and W out.
+    In two passes: all but v in for its inputs; the six in again, and W, b₁₋₃, v out.
     """
     more = K if stepper == "lagg-a" else 0
-    fixed = {"adamw": 7, RELATIVE: 10 + 7}
+    fixed = {"adamw": 7, RELATIVE: 10 + 7, TOGETHER: 5 + 6 + 5}
     return 4 * fixed.get(stepper, 1 + (6 + more) + (11 + more))
 
 
@@ -220,8 +223,8 @@ def _steps(
         if stepper == "adamw":
             yield stepper, adamw_step(shapes, config.steps)
             continue
-        if stepper == RELATIVE:
-            yield stepper, relative_step(shapes, config.accumulators, config.steps)
+        if stepper in (RELATIVE, TOGETHER):
+            yield stepper, relative_step(stepper, shapes, config.accumulators, config.steps)
             continue
         make = partial(learned_step, stepper, shapes, config.workers)
         yield stepper, make(config.path, config.accumulators, tuning, config.steps)
@@ -236,10 +239,14 @@ def adamw_step(shapes: Sequence[tuple[int, ...]], inner: int) -> Step:
     return _optax_step(tx, shapes, inner)
 
 
-def relative_step(shapes: Sequence[tuple[int, ...]], accumulators: str, inner: int) -> Step:
+def relative_step(
+    stepper: str, shapes: Sequence[tuple[int, ...]], accumulators: str, inner: int
+) -> Step:
     """One step of lopt-r on the mean, parameters and accumulators in place."""
     learned = RelativeOptimizer()
     theta = learned.init(jax.random.key(0))
+    if stepper == TOGETHER:
+        return _optax_step(together(learned, theta, accumulators=accumulators), shapes, inner)
     return _optax_step(learned(theta, accumulators=accumulators).tx, shapes, inner)
 
 

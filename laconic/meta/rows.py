@@ -29,19 +29,15 @@ from laconic.outer.base import OuterOptimizer
 from laconic.outer.learned import Theta
 from laconic.outer.relative import (
     Count,
-    Means,
     Moments,
     RelativeOptimizer,
     RelativeState,
     Told,
-    agreement_inputs,
-    common_inputs,
-    head,
     init_moments,
-    own_inputs,
     step,
 )
-from laconic.relative import DECAYS, SCALE_DECAY, SIZE_UNIT, SQUARE_DECAY, kind_of
+from laconic.outer.together import columns, decide
+from laconic.relative import DECAYS, SQUARE_DECAY
 from laconic.tasks.base import Task
 
 WIDTH = 64  # parameters in a row; the last row of a tensor is filled up with zeros
@@ -135,59 +131,43 @@ def packed_relative(
 ) -> OuterOptimizer:
     """`spec(theta, workers=, local_steps=, rounds=)` on rows; `agreement` is 1 where it sees how
     far the workers agree, and 0 where it does not."""
-    sizes_T = jnp.array(layout.sizes, jnp.float32)
     tensor_R = layout.tensors
     member_RT = jnp.asarray(np.eye(len(layout.shapes), dtype=np.float32)[tensor_R])
-    logs_T = jnp.array([math.log(size) / SIZE_UNIT for size in layout.sizes], jnp.float32)
-    kinds = [jnp.array(x, jnp.float32) for x in zip(*map(_kind, layout.shapes), strict=True)]
 
-    def init(params: jax.Array) -> RelativeState:
+    def init(params: Any) -> RelativeState:
         moments = init_moments(params)
         return RelativeState(jnp.int32(0), moments._replace(q=jnp.zeros(len(layout.shapes))))
 
     def update(
-        delta: jax.Array,
-        state: RelativeState,
-        params: jax.Array,
+        updates: Any,
+        state: Any,
+        params: Any = None,
         *,
-        worker_deltas: jax.Array,
-        weights: jax.Array,
+        worker_deltas: Any = None,
+        weights: Any = None,
+        **extra: Any,
     ) -> tuple[jax.Array, RelativeState]:
+        del extra
+        delta = updates
         old, round = state.moments, state.round
         b = tuple(beta * x + delta for beta, x in zip(DECAYS, old.b, strict=True))
         v = SQUARE_DECAY * old.v + (1 - SQUARE_DECAY) * jnp.square(delta)
-        columns = [
-            delta * delta,
-            *(delta * x for x in old.b),
-            *(x * x for x in old.b),
-            *(x * x for x in b),
-            params * params,
-            jnp.abs(delta),
+        summed = [
+            *columns(delta, old.b, params),
             _mean_square(worker_deltas, weights) * agreement,
         ]
-        sums_R = jnp.sum(jnp.stack(columns), axis=2)
-        sums_T = jnp.dot(sums_R, member_RT, precision=jax.lax.Precision.HIGHEST)
-        means = [sums / sizes_T for sums in sums_T[:-1]]
-        square, along, before, after = means[0], means[1:4], means[4:7], means[7:10]
-        q = SCALE_DECAY * old.q + (1 - SCALE_DECAY) * square
-        seen = Means(square, tuple(along), tuple(before), tuple(after), *means[10:])
-        s, own = own_inputs(seen, q, round)
-        of_workers = agreement_inputs(square, sums_T[-1], sizes_T)
-        common = common_inputs(Told(round, *told))
-        every = [*own, *of_workers, *common[:4], logs_T, *kinds, *common[4:]]
-        inputs_T = [jnp.broadcast_to(every[i], q.shape) for i in spec.columns]
-        outputs, hidden = head(theta, jnp.stack(inputs_T, axis=1))
-        moments = Moments(b, v, q)
-        o = [outputs[tensor_R, i][:, None] for i in range(outputs.shape[1])]
-        change = step(spec, round, o, hidden, None, delta, s[tensor_R][:, None], moments)
+        sums_CR = jnp.sum(jnp.stack(summed), axis=2)
+        sums_CT = jnp.dot(sums_CR, member_RT, precision=jax.lax.Precision.HIGHEST)
+        counts = Told(round, *told)
+        found = decide(spec, theta, counts, sums_CT[:-1], old.q, sums_CT[-1], layout.shapes)
+        moments = Moments(b, v, found.q)
+        o = [found.o[tensor_R, i][:, None] for i in range(found.o.shape[1])]
+        s = found.s[tensor_R][:, None]
+        change = step(spec, round, o, found.hidden, None, delta, s, moments)
         return -change, RelativeState(round + 1, moments)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return OuterOptimizer(tx, "gather")
-
-
-def _kind(shape: tuple[int, ...]) -> tuple[float, float, float]:
-    return kind_of(len(shape))
 
 
 def _mean_square(deltas_K: jax.Array, weights_K: jax.Array) -> jax.Array:

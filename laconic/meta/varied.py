@@ -148,7 +148,7 @@ def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
         local = replace(inner.local, learning_rate=setting.rate).optax()
         counts = jnp.stack([setting.workers, setting.local_steps, rounds])
         told = counts.astype(jnp.float32) * setting.tells[:3]
-        if layout is not None:
+        if layout is not None and isinstance(learned, RelativeOptimizer):
             client = packed_client(task, local, layout)
             outer = packed_relative(learned, theta, layout, (*told,), setting.tells[3])
         else:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laconic.bench import overhead, server_step, timing
+from laconic.bench import meta_train, overhead, server_step, timing
 from laconic.bench.meta_train import MetaTrainConfig
 from laconic.bench.server_step import MODELS
 from laconic.cli.bench import BENCHMARKS, EXAMPLES, _options
@@ -343,13 +343,26 @@ def test_bad_words_are_one_line(capfd, argv, parts):
 
 
 def test_defaults_of_meta_training_suit_the_platform(monkeypatch):
-    assert MetaTrainConfig(pairs=4).filled() == MetaTrainConfig(
-        pairs=4, truncation=5, repeats=3, steps=1
-    )
+    both = ("lopt-a", "lagg-a")
+    one: Any = partial(MetaTrainConfig, False, "fmnist-mlp2", both, 8, 4, 128, "sgd", 0)
+    assert MetaTrainConfig(pairs=4).filled() == one(4, 5, 3, 1)
+    both = ("lopt-r", "lopt-a")
+    many: Any = partial(MetaTrainConfig, True, "mlp-64-32-10", both, 4, 8, 32)
+    assert MetaTrainConfig(True, local="adamw").filled() == many("adamw", 3, 32, 5, 3, 1)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert MetaTrainConfig().filled() == MetaTrainConfig(
-        pairs=8, truncation=50, repeats=5, steps=10
-    )
+    assert MetaTrainConfig().filled() == one(8, 50, 5, 10)
+    assert MetaTrainConfig(True, spread=0).filled() == many("sgd", 0, 256, 20, 5, 10)
+
+
+def test_a_population_counts_local_steps_and_says_how_many_are_taken(standard_promotion):
+    sizes: Any = {"workers": 2, "local_steps": 3, "batch": 4, "pairs": 2, "truncation": 2}
+    config = MetaTrainConfig(True, architectures=("lopt-r",), repeats=1, **sizes)
+    found = meta_train.measure(config)
+    figure = found["figures"]["lopt-r"]
+    assert figure["local_steps_per_second"] == pytest.approx(6 * figure["rounds_per_second"], 1e-3)
+    assert figure["rounds_per_second"] * figure["seconds"] == pytest.approx(2 * 2 * 2, rel=1e-3)
+    assert 1 / 3 <= figure["steps_taken"] <= 1  # K is 2, and H 1 to 3
+    assert found["inner"]["spread"] == 3
 
 
 def test_a_call_of_several_steps_counts_as_their_mean(monkeypatch):
