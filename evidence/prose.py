@@ -105,6 +105,16 @@ def _readme() -> list[Claim]:
             lambda: setting(FM, *KHB, "seeds"),
         ),
         ("to local SGD's lowest train loss ({})", lambda: [measures.lowest(curves(FM, SGD))]),
+        (
+            "the best test loss is {} and {}, in round {}, where local SGD's is {}, and at the end "
+            "{} and {}",
+            lambda: [
+                *(best(FM, x, "loss")[0] for x in (LOPT, LAGG)),
+                best(FM, LOPT, "loss")[1],
+                best(FM, SGD, "loss")[0],
+                *(measures.end(FM, x, "loss") for x in (LOPT, LAGG)),
+            ],
+        ),
         ("the speedups are {}× (LOpt-A) and {}× (LAgg-A) on average", lambda: say(*BOTH)),
         (
             "which is not among them, {}× and {}×",

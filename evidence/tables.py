@@ -51,9 +51,11 @@ def measured(folder: str, label: str, header: str, cell: str = "") -> list[float
         if metric not in method["heldout"]:
             return None
         return [(100 if metric == "accuracy" else 1) * measures.end(folder, label, metric)]
-    if header.startswith("best test"):
-        found = re.fullmatch(r"best test (\w+)(.*)", header)
+    if header.startswith("best "):
+        found = re.fullmatch(r"best (?:test )?(\w+)(.*)", header)
         assert found
+        if found[1] not in method["heldout"]:
+            return None
         value, at = measures.best(folder, label, found[1])
         return [100 * value if found[1] == "accuracy" else value, at]
     if header in ("MB sent", "MB received"):
