@@ -9,10 +9,11 @@ import sys
 import numpy as np
 import pytest
 
-from evidence import check, measures, prose, provenance, seeds, sources
+from evidence import cards, chains, check, measures, prose, provenance, seeds, sources
 from evidence.numbers import agrees
 from evidence.pages import Page, tokens
 from evidence.records import ROOT
+from evidence.records import cards as cards_on_record
 from laconic.show import intervals, metrics
 from laconic.store.records import PACKAGE, sources_sha256
 from laconic.zoo import load, published
@@ -105,6 +106,25 @@ def test_it_agrees_with_the_package(S, T):
         assert its is not None
         known = [np.nan if end == 0 or np.isinf(end) else end for end in its]
         np.testing.assert_allclose(mine, known, rtol=1e-12)
+
+
+def test_a_card_that_tells_another_goal_or_chain_is_named(monkeypatch):
+    card = cards_on_record()["lopt-a-fmnist"]
+    words = "By goal: for the best test loss stop at round 100 on fmnist-mlp2, where it is 0.373."
+    more = "over a chain of 4 meta-trainings, of which the last gave 1,500 steps."
+    changed = card | {"outer_steps": 1500, "results": card["results"], "limits": [words, more]}
+    monkeypatch.setattr(cards, "cards", lambda: {"lopt-a-fmnist": changed})
+    wrong, _ = cards.check()
+    assert [text.partition(": ")[2] for text in wrong] == [
+        "the round of the best test loss is 80 by the records, not 100",
+        "the best test loss is 0.372 by the records, not 0.373",
+        "the number of outer steps is 9200 by the records, not 1500",
+        "the last link's steps is 1,000 by the records, not 1,500",
+    ]
+
+
+def test_every_published_optimizer_has_its_chain():
+    assert set(chains.CHAINS) == set(published())
 
 
 # --- seeds ----------------------------------------------------------------------------------------
