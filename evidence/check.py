@@ -14,7 +14,7 @@ from evidence.numbers import NEVER, PATTERN, agrees, significant
 from evidence.pages import Page, Row, plain, tokens
 from evidence.records import ROOT
 
-PAGES = ("README.md", "docs/index.md", "docs/results.md", "docs/results/*.md")
+PAGES = ("README.md", "docs/index.md", "docs/results.md", "docs/suite.md", "docs/results/*.md")
 
 
 def pages() -> list[Page]:

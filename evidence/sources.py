@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from evidence import tables
+from evidence import contests, faults, tables
 from evidence.pages import Row
 from evidence.records import benchmark
 from evidence.tables import Cells, Maker
@@ -91,8 +91,10 @@ def _appendix(row: Row) -> Cells:
 def _experiments(row: Row) -> Cells:
     name = tables.EXPERIMENTS.get(row.heading)
     if row.heading == SUITE:
-        panels = "method" in row.headers and "points" not in row.headers
-        return tables.experiment("reproduce/fig-general-full")(row) if panels else {}
+        if "best rival" in row.headers:
+            return contests.scores(row)
+        found = contests.tuned if "points" in row.headers else tables.experiment(contests.SUITE)
+        return found(row)
     if "model" in row.headers:
         return tables.overhead(REPRODUCED["table-overhead"], whole=True)(row)
     if "points" in row.headers:
@@ -152,7 +154,16 @@ def sources() -> dict[str, Made]:
             tables.compared("vit-small-scale"),
         ],
         "docs/results/overhead.md": [tables.overhead(REPRODUCED["table-overhead"], whole=False)],
-        "docs/results/federated.md": [tables.federated(REPRODUCED["fig-federated"])],
+        "docs/results/federated.md": [
+            tables.federated(REPRODUCED["fig-federated"]),
+            tables.federated_variants(REPRODUCED["fig-federated"]),
+        ],
+        "docs/results/campaign.md": faults.tables(),
+        "docs/suite.md": [
+            contests.settings(),
+            contests.row_of_the_page,
+            tables.compared("digits-lopt-r"),
+        ],
         "docs/results/meta-training.md": [tables.explored],
         "docs/results/small-tasks.md": [
             tables.compared(folder)

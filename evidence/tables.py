@@ -31,7 +31,7 @@ def measured(folder: str, label: str, header: str, cell: str = "") -> list[float
         taken = measures.rounds_to(losses, loss)
         between = several and not math.isnan(taken) and "[" in cell
         return [taken, *(measures.rounds_interval(losses, loss) if between else ())]
-    if header == "speedup":
+    if header.startswith("speedup"):
         taken = measures.times(folder, label)
         reference = measures.reference(folder)
         if label == reference or math.isnan(taken) or not several or "[" not in cell:
@@ -42,7 +42,8 @@ def measured(folder: str, label: str, header: str, cell: str = "") -> list[float
         return [measures.seconds(folder, label) / UNITS.get(unit, 1.0)]
     if header == "final train loss":
         mean, error = measures.final(losses)
-        return [mean] if math.isnan(mean) or error == 0 else [mean, error]
+        alone = math.isnan(mean) or error == 0 or (cell and "±" not in cell)
+        return [mean] if alone else [mean, error]
     if header.startswith("test accuracy, rounds"):
         first, until = map(int, re.findall(r"\d+", header))
         return [100 * x for x in measures.span(folder, label, first, until)]
@@ -269,6 +270,7 @@ def ranking(row: Row) -> Cells:
         "final train loss": point["final"],
         "valid loss": valid.get("loss"),
         "valid accuracy": 100 * valid["accuracy"] if "accuracy" in valid else None,
+        "diverged seeds": float(sum(point["diverged"])),
         **point["numbers"],
     }
     if any(header.startswith("rounds to") for header in row.headers):
@@ -378,6 +380,27 @@ def federated(folder: str) -> Maker:
         assert row.cells[2].startswith(f"{best},"), f"the best baseline is {best}"
         shown = [spans[label] for label in (best, *learned)]
         return {j: [100 * x for x in one] for j, one in enumerate(shown, start=2)}
+
+    return make
+
+
+def federated_variants(folder: str) -> Maker:
+    """What else was tried with FedLOpt: the published one, or a method of the variants' records."""
+
+    def make(row: Row) -> Cells:
+        task, alpha, label = row.cells[:3]
+        panel = f"{task}-alpha{alpha}"
+        tried = sorted(RESULTS.glob(f"federated-variants/{panel}*"))
+        places = [path.relative_to(RESULTS).as_posix() for path in tried]
+        if label == "as published":
+            places, label = [f"{folder}/panels/{panel}"], "FedLOpt"
+        # 0.1 begins no other α's name
+        place = next(x for x in places if label in methods(x) and x.split("/")[-1] != panel + "0")
+        found: Cells = {1: [float(alpha)]}
+        for j, header in enumerate(row.headers[3:], start=3):
+            first, until = map(int, header.split("–"))
+            found[j] = [100 * x for x in measures.span(place, label, first, until)]
+        return found
 
     return make
 
