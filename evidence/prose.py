@@ -7,7 +7,7 @@ them. Numbers that are no measurement (a recipe's settings, a paper's year) have
 import re
 from collections.abc import Callable, Sequence
 
-from evidence import measures, tables
+from evidence import measures, sentences, tables
 from evidence.measures import best, rounds, times
 from evidence.numbers import UNITS
 from evidence.pages import Page
@@ -614,7 +614,10 @@ def claims() -> dict[str, list[Claim]]:
         "docs/results/speed.md": _speed,
         "docs/results/meta-training.md": _meta_training,
     }
-    return {name: make() for name, make in of.items()}
+    found = {name: make() for name, make in of.items()}
+    for name, more in sentences.claims().items():
+        found[name] = [*found.get(name, []), *more]
+    return found
 
 
 # --- sentences that stand on every appendix page --------------------------------------------------
