@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evidence import chains, measures
-from evidence.records import Record, cards, config, curves, methods
+from evidence.records import Record, cards, config, curves, last, methods
 
 REFERENCES = {
     **{"local-sgd:gamma=0.3": "tuned local SGD", "Local SGD": "tuned local SGD"},
@@ -93,7 +93,10 @@ def _said(name: str, card: Record) -> list[Said]:
 def _by_goal(name: str, card: Record) -> list[Said]:
     """When to stop for the best test loss, what it is there, and the reference's."""
     pattern = r"best test loss stop at round (\d+) on [\w-]+, where it is ([\d.]+)"
-    found = re.search(rf"{pattern}(?:; [^;]*?'s best is ([\d.]+))?\.", " ".join(card["limits"]))
+    words = " ".join(card["limits"])
+    if name.endswith("-valid"):
+        return _for_test_loss(name, words)
+    found = re.search(rf"{pattern}(?:; [^;]*?'s best is ([\d.]+))?\.", words)
     if found is None:
         return []
     folder = _folder_of(card)
@@ -104,6 +107,26 @@ def _by_goal(name: str, card: Record) -> list[Said]:
         best = measures.best(folder, str(measures.reference(folder)), "loss")[0]
         said += [("the reference's best test loss", found[3], f"{best:.3g}")]
     return said
+
+
+def _for_test_loss(name: str, words: str) -> list[Said]:
+    """What one that was made for test loss reaches with the options that its card names, and the
+    tuned local SGD beside it."""
+    pattern = r"use it with ([\w.=,]+): ([\d.]+) in round (\d+), where local SGD tuned in the same "
+    found = re.search(rf"{pattern}way is at its best, ([\d.]+), in round (\d+);", words)
+    if found is None:
+        return [("its recommendation", "missing", "there")]
+    label = "LOpt-A (tuned)" if name.startswith("lopt") else "LAgg-A (tuned)"
+    best = last(f"sweeps/fmnist-{name.replace('-fmnist', '')}", "ranking")
+    ours, there = measures.best("fmnist-valid", label, "loss")
+    theirs, then = measures.best("fmnist-valid", "Local SGD", "loss")
+    return [
+        ("the best of its sweep", f"gamma=0.3,{found[1]}", best["best"].rpartition(":")[2]),
+        ("its best test loss", found[2], f"{ours:.3f}"),
+        ("the round of it", found[3], str(there)),
+        ("local SGD's best test loss", found[4], f"{theirs:.3f}"),
+        ("the round of that", found[5], str(then)),
+    ]
 
 
 def _chain(name: str, card: Record) -> list[Said]:

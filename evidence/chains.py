@@ -22,6 +22,8 @@ CHAINS: dict[str, tuple[Link, ...]] = {
     **{f"lagg-a-fmnist-h{H}": (*_LAGG, f"lagg-a-fmnist-h{H}") for H in (8, 16)},
     **{f"lopt-a-fmnist-{k}": (*_LOPT_NOW, f"lopt-a-fmnist-{k}") for k in ("tenth", "hundredth")},
     **{f"lagg-a-fmnist-{k}": (*_LAGG_NOW, f"lagg-a-fmnist-{k}") for k in ("tenth", "hundredth")},
+    "lopt-a-fmnist-valid": (*_LOPT_NOW, "lopt-a-fmnist-valid"),
+    "lagg-a-fmnist-valid": (*_LAGG_NOW, "lagg-a-fmnist-valid"),
     "lopt-a-cifar10-mlp2": _LOPT_CIFAR,
     "lagg-a-cifar10-mlp2": _LAGG_CIFAR,
     "lopt-a-imagenet32-mlp3": (*_LOPT_NOW, "lopt-a-imagenet32-mlp3"),

@@ -17,6 +17,10 @@ from evidence.seeds import HEADLINES
 
 WEIGHTS = ROOT / "laconic" / "zoo" / "weights"
 PACKAGE = "laconic"
+# A machine's repository was at the first commit while it ran the files of the second.
+WRITTEN_BY = {
+    "e6e3fda40757326d56d3e7c13ff9be3d0ce92263": "36b693f0f71d63a1ca3a1139e977c310b661c858"
+}
 # What an architecture is by default; only what differs is part of a digest.
 USUAL = {
     **{"architecture": "lopt-a", "workers": None, "hidden": 32, "time": "shifted"},
@@ -103,9 +107,11 @@ def check() -> tuple[list[str], dict[str, int]]:
 def _sources(folder: str, record: Record, wrong: list[str], counts: dict[str, int]) -> None:
     made = record.get("provenance") or {}
     said = made.get("sources_sha256")
-    if said is None or made.get("dirty"):
+    named = made.get("commit")
+    if said is None or (made.get("dirty") and named not in WRITTEN_BY):
         return
-    known = at_commit(made["commit"]) if made.get("commit") else None
+    known = at_commit(WRITTEN_BY.get(named, named)) if named else None
     counts["sources" if known else "sources_unknown"] += 1
     if known is not None and known != said:
-        wrong.append(f"{folder}: its sources are not those of {made['commit'][:9]}, which it names")
+        commit = WRITTEN_BY.get(named, named)
+        wrong.append(f"{folder}: its sources are not those of {commit[:9]}, as is said of it")

@@ -17,7 +17,9 @@ CHOSEN_BY = {
     "digits-lopt-r-second": "the recipe of lopt-r",
 }
 HEADLINES = (
+    "fmnist-fresh",
     "fmnist-learned",
+    "fmnist-valid",
     "digits-lopt-r",
     *(f"reproduce/{name}-full" for name in ("table-speedup", "table-rounds", "fig-ablation")),
     *(f"reproduce/{name}-full" for name in ("fig-compress", "fig-h-transfer", "fig-large")),

@@ -58,12 +58,18 @@ def measured(folder: str, label: str, header: str, cell: str = "") -> list[float
         if found[1] not in method["heldout"]:
             return None
         value, at = measures.best(folder, label, found[1])
-        return [100 * value if found[1] == "accuracy" else value, at]
+        value = 100 * value if found[1] == "accuracy" else value
+        return [value, at] if "(" in header or "(" in cell else [value]
+    if header in ROUNDS_OF_BEST:
+        return [measures.best(folder, label, ROUNDS_OF_BEST[header])[1]]
     if header in ("MB sent", "MB received"):
         return [measures.megabytes(folder, label, header.removeprefix("MB "))]
     if header == "diverged seeds":
         return [float(sum(method["diverged"]))]
     return None
+
+
+ROUNDS_OF_BEST = {"in round": "loss", "its round": "accuracy"}
 
 
 def _loss_in(header: str, folder: str) -> float:
@@ -92,6 +98,9 @@ def compared(folder: str = "", labels: dict[str, str] | None = None) -> Maker:
 # --- experiments of the paper ---------------------------------------------------------------------
 
 EXPERIMENTS = {  # by heading on the appendix page
+    "Baselines with clipped workers (a control)": "fig-clipped",
+    "Meta-training for the validation loss": "fig-validation",
+    "The effect of the number of workers (K)": "fig-workers",
     "The effect of Ada features": "fig-ablation",
     "Learned optimizers with compressed messages": "fig-compress",
     "Meta-generalization to ResNet-50, a vision transformer and a decoder": "fig-large",
@@ -107,6 +116,9 @@ PANELS = {
     "Top-1": "top1",
     "Top-0.1": "top0.1",
     "Top-0.01": "top0.01",
+    "MLP, K = 8": "fmnist-mlp2-k8",
+    "MLP, K = 16": "fmnist-mlp2-k16",
+    "MLP, K = 32": "fmnist-mlp2-k32",
     "H = 4": "h4",
     "H = 8": "h8",
     "H = 16": "h16",
@@ -187,6 +199,7 @@ def experiment(folder: str) -> Maker:
 def tuned(folder: str) -> Maker:
     """Rows are the sweeps that tuned an experiment's baselines."""
     names = {"Local SGD": "local-sgd", "SlowMo": "slowmo", "Adam": "adam"}
+    names |= {"FedAdam": "fedadam", "DiLoCo": "diloco"}
 
     def make(row: Row) -> Cells:
         place = f"{folder}/sweeps/{PANELS[row.cells[0]]}-{names[row.cells[1]]}"
@@ -208,7 +221,10 @@ def across(folder: str, metric: str, columns: dict[str, str]) -> Maker:
         for j, header in enumerate(row.headers[1:], start=1):
             panel = columns[header]
             values = [ours(folder, panel, row.cells[0], metric)]
-            if "(" in row.cells[j]:
+            if "±" in row.cells[j]:
+                place = f"{folder}/panels/{panel}"
+                values = list(measures.final(curves(place, row.cells[0])))
+            elif "(" in row.cells[j]:
                 values += paper(folder, panel, row.cells[0], METRICS[metric])[:1]
             found[j] = values
         return found

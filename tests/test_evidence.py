@@ -236,7 +236,7 @@ def test_other_sources_than_the_named_commits_are_named(monkeypatch):
     ):
         made = {"sources_sha256": said, "commit": commit, "dirty": dirty}
         provenance._sources("folder", {"provenance": made}, wrong, counts)
-    assert wrong == ["folder: its sources are not those of c, which it names"]
+    assert wrong == ["folder: its sources are not those of c, as is said of it"]
     assert counts == {"sources": 2, "sources_unknown": 1}
 
 
