@@ -7,7 +7,7 @@ them. Numbers that are no measurement (a recipe's settings, a paper's year) have
 import re
 from collections.abc import Callable, Sequence
 
-from evidence import measures, sentences, tables
+from evidence import goals, measures, sentences, tables
 from evidence.measures import best, rounds, times
 from evidence.numbers import UNITS
 from evidence.pages import Page
@@ -615,8 +615,9 @@ def claims() -> dict[str, list[Claim]]:
         "docs/results/meta-training.md": _meta_training,
     }
     found = {name: make() for name, make in of.items()}
-    for name, more in sentences.claims().items():
-        found[name] = [*found.get(name, []), *more]
+    for module in (sentences, goals):
+        for name, more in module.claims().items():
+            found[name] = [*found.get(name, []), *more]
     return found
 
 
