@@ -5,9 +5,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from evidence import measures
-from evidence.records import Record, cards, config, curves, methods
+from evidence import chains, measures
+from evidence.records import Record, cards, config, curves, last, methods
 
+REFERENCES = {
+    **{"local-sgd:gamma=0.3": "tuned local SGD", "Local SGD": "tuned local SGD"},
+    **{"local-sgd:gamma=0.1": "local SGD", "local-sgd": "local SGD"},
+}
 LABELS = {"lopt-a": "LOpt-A", "lagg-a": "LAgg-A", "lopt": "LOpt", "lagg": "LAgg"}
 
 
@@ -26,11 +30,11 @@ def check() -> tuple[list[str], tuple[int, int]]:
             if not _same(result["value"], value):
                 said = f"says {result['value']}, the records give {value:.6g}"
                 wrong.append(f"the card of {name}: {folder}: {result['metric']}: {said}")
-        for number, value in _said(name, card):
+        for what, number, value in (*_said(name, card), *_by_goal(name, card), *_chain(name, card)):
             told += 1
             known += 1
             if number != value:
-                wrong.append(f"the card of {name}: test accuracy peaks at {value}, not {number}")
+                wrong.append(f"the card of {name}: {what} is {value} by the records, not {number}")
     return wrong, (known, told)
 
 
@@ -68,15 +72,74 @@ def _same(kept: float | None, value: float) -> bool:
     return abs(kept - value) <= 0.51 * 10.0 ** (math.floor(math.log10(abs(value) or 1)) - 3)
 
 
-def _said(name: str, card: Record) -> list[tuple[int, int]]:
+Said = tuple[str, str, str]  # what, as the card has it, as the records have it
+
+
+def _folder_of(card: Record) -> str:
+    return Path(card["results"][0]["record"]).parent.as_posix() if card["results"] else ""
+
+
+def _said(name: str, card: Record) -> list[Said]:
     """Where a card says that test accuracy peaks on its own task, and where it does."""
     words = " ".join(card["limits"])
-    folder = Path(card["results"][0]["record"]).parent.as_posix() if card["results"] else ""
+    folder = _folder_of(card)
     peak: Callable[[], int] = lambda: measures.best(
         folder, label_of(name, card, folder), "accuracy"
     )[1]
     found = re.findall(r"peaks at round (\d+) on its own task", words)
-    return [(int(number), peak()) for number in found]
+    return [("the peak of test accuracy", number, str(peak())) for number in found]
+
+
+def _by_goal(name: str, card: Record) -> list[Said]:
+    """When to stop for the best test loss, what it is there, and the reference's."""
+    pattern = r"best test loss stop at round (\d+) on [\w-]+, where it is ([\d.]+)"
+    words = " ".join(card["limits"])
+    if name.endswith("-valid"):
+        return _for_test_loss(name, words)
+    found = re.search(rf"{pattern}(?:; [^;]*?'s best is ([\d.]+))?\.", words)
+    if found is None:
+        return []
+    folder = _folder_of(card)
+    value, at = measures.best(folder, label_of(name, card, folder), "loss")
+    said = [("the round of the best test loss", found[1], str(at))]
+    said += [("the best test loss", found[2], f"{value:.3g}")]
+    if found[3]:
+        best = measures.best(folder, str(measures.reference(folder)), "loss")[0]
+        said += [("the reference's best test loss", found[3], f"{best:.3g}")]
+    return said
+
+
+def _for_test_loss(name: str, words: str) -> list[Said]:
+    """What one that was made for test loss reaches with the options that its card names, and the
+    tuned local SGD beside it."""
+    pattern = r"use it with ([\w.=,]+): ([\d.]+) in round (\d+), where local SGD tuned in the same "
+    found = re.search(rf"{pattern}way is at its best, ([\d.]+), in round (\d+);", words)
+    if found is None:
+        return [("its recommendation", "missing", "there")]
+    label = "LOpt-A (tuned)" if name.startswith("lopt") else "LAgg-A (tuned)"
+    best = last(f"sweeps/fmnist-{name.replace('-fmnist', '')}", "ranking")
+    ours, there = measures.best("fmnist-valid", label, "loss")
+    theirs, then = measures.best("fmnist-valid", "Local SGD", "loss")
+    return [
+        ("the best of its sweep", f"gamma=0.3,{found[1]}", best["best"].rpartition(":")[2]),
+        ("its best test loss", found[2], f"{ours:.3f}"),
+        ("the round of it", found[3], str(there)),
+        ("local SGD's best test loss", found[4], f"{theirs:.3f}"),
+        ("the round of that", found[5], str(then)),
+    ]
+
+
+def _chain(name: str, card: Record) -> list[Said]:
+    """Outer steps of the whole chain, and of its last link."""
+    steps = chains.steps(name)
+    said = [("the number of outer steps", str(card["outer_steps"]), str(sum(steps)))]
+    words = r"a chain of (\d+) meta-trainings, of which the last gave ([\d,]+) steps"
+    found = re.search(words, " ".join(card["limits"]))
+    if found or len(steps) > 1:
+        told = found.groups() if found else ("none", "none")
+        said += [("the chain's length", told[0], str(len(steps)))]
+        said += [("the last link's steps", told[1], f"{steps[-1]:,}")]
+    return said
 
 
 def seeds_of(folder: str) -> range:

@@ -9,12 +9,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from evidence import cards, prose, sources
+from evidence import cards, prose, provenance, seeds, sources
 from evidence.numbers import NEVER, PATTERN, agrees, significant
 from evidence.pages import Page, Row, plain, tokens
 from evidence.records import ROOT
 
-PAGES = ("README.md", "docs/index.md", "docs/results.md", "docs/results/*.md")
+PAGES = ("README.md", "docs/index.md", "docs/results.md", "docs/suite.md", "docs/results/*.md")
 
 
 def pages() -> list[Page]:
@@ -84,7 +84,7 @@ def check() -> tuple[list[str], list[Page], tuple[int, int]]:
     for page in found:
         wrong += [*check_tables(page, makers), *check_prose(page, claims.get(page.name, []))]
     bad, numbers = cards.check()
-    return wrong + bad, found, numbers
+    return [*wrong, *bad, *seeds.check(), *provenance.check()[0]], found, numbers
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ def measured(folder: str, label: str, header: str, cell: str = "") -> list[float
         taken = measures.rounds_to(losses, loss)
         between = several and not math.isnan(taken) and "[" in cell
         return [taken, *(measures.rounds_interval(losses, loss) if between else ())]
-    if header == "speedup":
+    if header.startswith("speedup"):
         taken = measures.times(folder, label)
         reference = measures.reference(folder)
         if label == reference or math.isnan(taken) or not several or "[" not in cell:
@@ -42,7 +42,8 @@ def measured(folder: str, label: str, header: str, cell: str = "") -> list[float
         return [measures.seconds(folder, label) / UNITS.get(unit, 1.0)]
     if header == "final train loss":
         mean, error = measures.final(losses)
-        return [mean] if math.isnan(mean) or error == 0 else [mean, error]
+        alone = math.isnan(mean) or error == 0 or (cell and "±" not in cell)
+        return [mean] if alone else [mean, error]
     if header.startswith("test accuracy, rounds"):
         first, until = map(int, re.findall(r"\d+", header))
         return [100 * x for x in measures.span(folder, label, first, until)]
@@ -51,16 +52,24 @@ def measured(folder: str, label: str, header: str, cell: str = "") -> list[float
         if metric not in method["heldout"]:
             return None
         return [(100 if metric == "accuracy" else 1) * measures.end(folder, label, metric)]
-    if header.startswith("best test"):
-        found = re.fullmatch(r"best test (\w+)(.*)", header)
+    if header.startswith("best "):
+        found = re.fullmatch(r"best (?:test )?(\w+)(.*)", header)
         assert found
+        if found[1] not in method["heldout"]:
+            return None
         value, at = measures.best(folder, label, found[1])
-        return [100 * value if found[1] == "accuracy" else value, at]
+        value = 100 * value if found[1] == "accuracy" else value
+        return [value, at] if "(" in header or "(" in cell else [value]
+    if header in ROUNDS_OF_BEST:
+        return [measures.best(folder, label, ROUNDS_OF_BEST[header])[1]]
     if header in ("MB sent", "MB received"):
         return [measures.megabytes(folder, label, header.removeprefix("MB "))]
     if header == "diverged seeds":
         return [float(sum(method["diverged"]))]
     return None
+
+
+ROUNDS_OF_BEST = {"in round": "loss", "its round": "accuracy"}
 
 
 def _loss_in(header: str, folder: str) -> float:
@@ -89,6 +98,9 @@ def compared(folder: str = "", labels: dict[str, str] | None = None) -> Maker:
 # --- experiments of the paper ---------------------------------------------------------------------
 
 EXPERIMENTS = {  # by heading on the appendix page
+    "Baselines with clipped workers (a control)": "fig-clipped",
+    "Meta-training for the validation loss": "fig-validation",
+    "The effect of the number of workers (K)": "fig-workers",
     "The effect of Ada features": "fig-ablation",
     "Learned optimizers with compressed messages": "fig-compress",
     "Meta-generalization to ResNet-50, a vision transformer and a decoder": "fig-large",
@@ -104,6 +116,9 @@ PANELS = {
     "Top-1": "top1",
     "Top-0.1": "top0.1",
     "Top-0.01": "top0.01",
+    "MLP, K = 8": "fmnist-mlp2-k8",
+    "MLP, K = 16": "fmnist-mlp2-k16",
+    "MLP, K = 32": "fmnist-mlp2-k32",
     "H = 4": "h4",
     "H = 8": "h8",
     "H = 16": "h16",
@@ -184,6 +199,7 @@ def experiment(folder: str) -> Maker:
 def tuned(folder: str) -> Maker:
     """Rows are the sweeps that tuned an experiment's baselines."""
     names = {"Local SGD": "local-sgd", "SlowMo": "slowmo", "Adam": "adam"}
+    names |= {"FedAdam": "fedadam", "DiLoCo": "diloco"}
 
     def make(row: Row) -> Cells:
         place = f"{folder}/sweeps/{PANELS[row.cells[0]]}-{names[row.cells[1]]}"
@@ -205,7 +221,10 @@ def across(folder: str, metric: str, columns: dict[str, str]) -> Maker:
         for j, header in enumerate(row.headers[1:], start=1):
             panel = columns[header]
             values = [ours(folder, panel, row.cells[0], metric)]
-            if "(" in row.cells[j]:
+            if "±" in row.cells[j]:
+                place = f"{folder}/panels/{panel}"
+                values = list(measures.final(curves(place, row.cells[0])))
+            elif "(" in row.cells[j]:
                 values += paper(folder, panel, row.cells[0], METRICS[metric])[:1]
             found[j] = values
         return found
@@ -267,6 +286,7 @@ def ranking(row: Row) -> Cells:
         "final train loss": point["final"],
         "valid loss": valid.get("loss"),
         "valid accuracy": 100 * valid["accuracy"] if "accuracy" in valid else None,
+        "diverged seeds": float(sum(point["diverged"])),
         **point["numbers"],
     }
     if any(header.startswith("rounds to") for header in row.headers):
@@ -376,6 +396,27 @@ def federated(folder: str) -> Maker:
         assert row.cells[2].startswith(f"{best},"), f"the best baseline is {best}"
         shown = [spans[label] for label in (best, *learned)]
         return {j: [100 * x for x in one] for j, one in enumerate(shown, start=2)}
+
+    return make
+
+
+def federated_variants(folder: str) -> Maker:
+    """What else was tried with FedLOpt: the published one, or a method of the variants' records."""
+
+    def make(row: Row) -> Cells:
+        task, alpha, label = row.cells[:3]
+        panel = f"{task}-alpha{alpha}"
+        tried = sorted(RESULTS.glob(f"federated-variants/{panel}*"))
+        places = [path.relative_to(RESULTS).as_posix() for path in tried]
+        if label == "as published":
+            places, label = [f"{folder}/panels/{panel}"], "FedLOpt"
+        # 0.1 begins no other α's name
+        place = next(x for x in places if label in methods(x) and x.split("/")[-1] != panel + "0")
+        found: Cells = {1: [float(alpha)]}
+        for j, header in enumerate(row.headers[3:], start=3):
+            first, until = map(int, header.split("–"))
+            found[j] = [100 * x for x in measures.span(place, label, first, until)]
+        return found
 
     return make
 

@@ -55,6 +55,8 @@ class Setting:
         seeds_at_once: seeds trained side by side, 0 for all; fewer take less memory.
         patience: looks without a lower held-out loss after which a run stops; None: never.
         fragments: the model in parts that are exchanged while local steps go on; by default whole.
+        fresh_statistics: training minibatches by which the model's statistics are estimated anew
+            before each look; 0: as the workers left them.
 
     Example::
 
@@ -72,6 +74,7 @@ class Setting:
     seeds_at_once: int = 0
     patience: int | None = None
     fragments: Fragments = field(default_factory=Fragments)
+    fresh_statistics: int = 0
 
     def __post_init__(self) -> None:
         require_positive(
@@ -96,6 +99,11 @@ class Setting:
                 f"seeds_at_once counts seeds, or is 0 for all of them, got {self.seeds_at_once}."
             )
 
+        if self.fresh_statistics < 0:
+            raise LaconicError(
+                "fresh_statistics counts minibatches, or is 0 for none, got "
+                f"{self.fresh_statistics}."
+            )
         if self.fragments.active and (self.missing or self.federated.active):
             raise LaconicError(
                 "in fragments every worker keeps weights of its own, so all of them must stay: "

@@ -73,7 +73,7 @@ def test_a_recorded_summary_follows_from_its_curves(run):
 
 def test_the_readme_and_the_home_page_round_nothing_up():
     readme, home = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
-    table = summary_table(read(ROOT / "results" / "fmnist-learned" / "records.jsonl")).markdown()
+    table = summary_table(read(ROOT / "results" / "fmnist-fresh" / "records.jsonl")).markdown()
     slowmo = "slowmo:gamma=0.3,alpha=1.6666666666666667,beta=0.8"
     for label in (
         "local-sgd:gamma=0.3",

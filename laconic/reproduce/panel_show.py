@@ -26,7 +26,7 @@ from laconic.show.curves import (
 )
 from laconic.show.curves import Panel as Axes
 from laconic.show.figures import Bar, Bars, grid_figure
-from laconic.show.summary import with_intervals
+from laconic.show.summary import best_heldout, with_intervals
 from laconic.show.table import Table, number, percent, rounds, signed, times, with_error
 from laconic.show.timing import (
     Link,
@@ -86,22 +86,14 @@ class Best(NamedTuple):
 
     title: str
     metric: str
-    best: Callable[[Any], Any]  # np.argmin or np.argmax
     text: Callable[[Any, Any], str]
     when: bool = False
 
     def measure(self, found: Record, records: Sequence[Record]) -> tuple[float | None, None]:
-        """The number; looks at which a seed has none do not count."""
+        """The number or the round."""
         method = next(m for m in of_kind(records, "method") if m["label"] == found["label"])
-        values = method["heldout"].get(self.metric)
-        if values is None:
-            return None, None
-        mean_E = np.mean(np.asarray(values, float), axis=0)
-        known = np.flatnonzero(np.isfinite(mean_E))
-        if not known.size:
-            return None, None
-        at = int(known[self.best(mean_E[known])])
-        return (method["evaluated_at"][at] if self.when else float(mean_E[at])), None
+        best = best_heldout(method, self.metric)
+        return (None if best is None else best[self.when]), None
 
 
 class Priced(NamedTuple):
@@ -156,12 +148,10 @@ METRICS: dict[str, Metric] = {
 SLOW, FAST = Link(100e6), Link(1e9)
 COLUMNS: dict[str, Metric | Span | Best | Priced] = {  # whatever may be a column of a table
     **METRICS,
-    "best_test_loss": Best("best test loss", "loss", np.argmin, lambda x, e: number(x)),
-    "best_test_loss_round": Best("in round", "loss", np.argmin, lambda x, e: number(x), True),
-    "best_test_accuracy": Best("best accuracy", "accuracy", np.argmax, lambda x, e: percent(x)),
-    "best_test_accuracy_round": Best(
-        "its round", "accuracy", np.argmax, lambda x, e: number(x), True
-    ),
+    "best_test_loss": Best("best test loss", "loss", lambda x, e: number(x)),
+    "best_test_loss_round": Best("in round", "loss", lambda x, e: number(x), True),
+    "best_test_accuracy": Best("best accuracy", "accuracy", lambda x, e: percent(x)),
+    "best_test_accuracy_round": Best("its round", "accuracy", lambda x, e: number(x), True),
     "accuracy_181_200": Span("test accuracy, rounds 181–200", 181, 200, _percent_with_error),
     "accuracy_951_1000": Span("test accuracy, rounds 951–1000", 951, 1000, _percent_with_error),
     "server_100mbit": Priced("s, server, 100 Mbit", SLOW, peers=False),

@@ -173,6 +173,7 @@ def _parsed(config: CompareConfig) -> tuple[Setting, Options, list]:
         config.seeds_at_once,
         config.patience,
         Fragments(config.fragments, config.delay, config.mix),
+        config.fresh_statistics,
     )
     if setting.fragments.active and config.link is not None:
         raise LaconicError(

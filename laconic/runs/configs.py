@@ -67,6 +67,10 @@ class CompareConfig:
     """Seeds that are trained side by side, 0: all; fewer take less memory."""
     evaluate_every: int = 20
     """Rounds between two looks at the test set; also how often a run can be stopped."""
+    fresh_statistics: int = 0
+    """Training minibatches by which BatchNorm's statistics are estimated anew before each look at
+    held-out data, e.g. 50; 0: they are looked at as the workers left them, from before the outer
+    step, which may have moved the weights far. Training itself stays the same to the bit."""
     patience: int | None = None
     """Stop a method once so many looks in a row found no lower validation loss (test loss, where
     a task has no validation split), as the mean over seeds; never by default."""

@@ -51,7 +51,14 @@ from laconic.runs.estimate import (
     seconds_of,
     step_operations,
 )
-from laconic.runs.measure import all_finite, broken_metric, heldout_metrics, one_item
+from laconic.runs.measure import (
+    all_finite,
+    broken_metric,
+    check_fresh_statistics,
+    heldout_metrics,
+    one_item,
+    with_fresh_statistics,
+)
 from laconic.show.timing import (
     Traffic,
     all_gather_traffic,
@@ -61,6 +68,7 @@ from laconic.show.timing import (
 from laconic.tasks.base import Task
 from laconic.workers import Meshed, Simulated, Workers, check_divides, check_robust
 
+STATISTICS = (1 << 20) + 2  # the stream of minibatches for statistics; workers' ids are smaller
 TOPOLOGIES = ("server", "all-gather", "ring")
 
 
@@ -134,6 +142,8 @@ class Simulation:
         self._peers = method.client(task).peers
         if self._peers is not None and self._peers.instead:
             check_apart(method, setting)
+        if setting.fresh_statistics:
+            check_fresh_statistics(task)
         self.task = jax.device_put(task)
         self.method = method.told(self.K, self.H, setting.rounds)
         self.setting = setting
@@ -211,11 +221,19 @@ class Simulation:
             )
             state, losses_CK = jax.lax.scan(one_round, state, items_C)
             metrics = heldout_metrics if self.setting.patience is None else look
-            seen = {"finite": all_finite(state.shared), **metrics(task, state.shared)}
+            seen = {"finite": all_finite(state.shared), **metrics(task, self._seen(task, state))}
             return state, losses_CK, seen
 
         each = over_seeds(one_seed, len(self.setting.seeds), self.setting.seeds_at_once)
         return each(state, streamed, population)
+
+    def _seen(self, task: Task, state: RoundState) -> Shared:
+        """The model that is looked at."""
+        count = self.setting.fresh_statistics
+        if not count:
+            return state.shared
+        key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), STATISTICS)
+        return with_fresh_statistics(task, state.shared, key, count, self.setting.batch)
 
     def _take_stream(self, done: int, length: int) -> Any:
         """The next `length` rounds of a stream for every seed, [S, length, K, H, B, …]; None for

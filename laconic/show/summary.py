@@ -21,7 +21,9 @@ from laconic.zoo import cards
 
 Row = dict[str, Any]
 USUAL = ("accuracy", "loss", "valid_loss")  # of any task; others are a user's own
-SPARE = ("speedup", "MB sent", "MB received")  # columns that a narrow terminal leaves out
+BEST = ("accuracy", "loss")  # test metrics whose best is shown beside the end
+# columns that a narrow terminal leaves out
+SPARE = ("speedup", "best accuracy (round)", "MB sent", "MB received")
 
 
 def curves_of(record: Record) -> np.ndarray:
@@ -104,6 +106,21 @@ def _best_look(record: Record) -> Row:
     return {**{name: early[name] for name in names}, "best_test_loss": there}
 
 
+def best_heldout(record: Record, metric: str) -> tuple[float, int] | None:
+    """The best of a test metric's mean over seeds and the round it is in; looks at which a seed has
+    no number do not count."""
+    values = record["heldout"].get(metric)
+    if values is None:
+        return None
+    mean_E = np.array(values, dtype=float).mean(axis=0)
+    known = np.flatnonzero(np.isfinite(mean_E))
+    if not known.size:
+        return None
+    best = np.argmax if metric == "accuracy" else np.argmin
+    at = int(known[best(mean_E[known])])
+    return float(mean_E[at]), record["evaluated_at"][at]
+
+
 # --- records with labels that people read ---------------------------------------------------------
 
 
@@ -127,10 +144,19 @@ def with_intervals(records: Sequence[Record]) -> Record:
 
 
 def summary_of(records: Sequence[Record]) -> Record:
-    """The "summary" record that counts, the last, under the labels of `methods_of`."""
+    """The "summary" record that counts, the last, under the labels of `methods_of`, with the best
+    of every test metric and its round."""
     summary = with_intervals(records)
-    shown = {m["word"]: m["label"] for m in methods_of(records)}
-    rows = [{**row, "label": shown.get(row["label"], row["label"])} for row in summary["rows"]]
+    methods = {m["word"]: m for m in methods_of(records)}
+    rows = []
+    for row in summary["rows"]:
+        method = methods.get(row["label"])
+        row = {**row, "label": row["label"] if method is None else method["label"]}
+        for metric in BEST if method is not None else ():
+            found = best_heldout(method, metric) if len(method["evaluated_at"]) > 1 else None
+            row |= {} if found is None else {f"{metric}_best": found[0], f"{metric}_at": found[1]}
+        rows.append(row)
+    shown = {word: method["label"] for word, method in methods.items()}
     reference = summary["reference"]
     return {**summary, "rows": rows, "reference": shown.get(reference, reference)}
 
@@ -176,6 +202,7 @@ def _columns(summary: Record, link_given: bool) -> list[Column]:
         found.append(Column("test accuracy", shown, "test_accuracy", max))
     if any(row["test_loss"] is not None for row in rows):
         found.append(Column("test loss", lambda r: number(r["test_loss"]), "test_loss", min))
+    found += _peaks(rows)
     for own in dict.fromkeys(name for row in rows for name in row.get("test_metrics", {})):
         value = lambda r, own=own: number(r.get("test_metrics", {}).get(own))
         found.append(Column(f"test {own}", value))
@@ -189,6 +216,22 @@ def _columns(summary: Record, link_given: bool) -> list[Column]:
     return found
 
 
+def _peaks(rows: Sequence[Row]) -> list[Column]:
+    """The best test loss and accuracy over all looks, each with its round."""
+
+    def cell(metric: str, text: Callable[[Any], str]) -> Callable[[Row], str]:
+        at = f"{metric}_at"
+        return lambda r: f"{text(r[f'{metric}_best'])} ({count(r[at])})" if at in r else "–"
+
+    found = []
+    for metric, text, better in (("loss", number, min), ("accuracy", percent, max)):
+        field = f"{metric}_best"
+        if any(row.get(field) is not None for row in rows):
+            name = f"best test {metric} (round)" if metric == "loss" else "best accuracy (round)"
+            found.append(Column(name, cell(metric, text), field, better))
+    return found
+
+
 def _best_columns(rows: Sequence[Row]) -> list[Column]:
     """The lowest held-out losses, where methods may stop early."""
     if "best_round" not in rows[0]:
@@ -196,7 +239,7 @@ def _best_columns(rows: Sequence[Row]) -> list[Column]:
     at = lambda r: "" if r["best_round"] is None else f" (round {count(r['best_round'])})"
     best = lambda r: number(r["best_loss"]) + at(r)
     if rows[0]["watched"] == "loss":
-        return [Column("best test loss", best, "best_loss", min)]
+        return []  # it is among the peaks
     there = lambda r: number(r["best_test_loss"])
     return [
         Column("best valid. loss", best, "best_loss", min),
@@ -252,10 +295,10 @@ def table_of(summary: Record, link_given: bool, left_out: frozenset[str] = froze
     rivals = rivals_of(summary["rows"], left_out)
     best: set[tuple[int, int]] = set()
     for j, (_, _, field, better) in enumerate(columns):
-        values = [row[field] for row in rivals if field and row[field] is not None]
+        values = [row[field] for row in rivals if field and row.get(field) is not None]
         tied = len(set(values)) == 1 and len(values) == len(rivals)
         if better is not None and values and not tied:
-            won = [row["label"] for row in rivals if row[field] == better(values)]
+            won = [row["label"] for row in rivals if row.get(field) == better(values)]
             best |= {(i, j) for i, row in enumerate(summary["rows"]) if row["label"] in won}
     headers = [column.name for column in columns]
     return Table("Summary of the methods", headers, rows, best=frozenset(best), code=True)

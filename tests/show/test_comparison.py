@@ -58,6 +58,24 @@ def test_best_marks_ignore_diverged_methods_bounds_and_ties():
     assert not without.best  # one row left: nothing to be better than
 
 
+def test_the_best_test_loss_and_accuracy_stand_beside_the_end_with_their_rounds():
+    records = usual(rounds=60, seeds=2)
+    method = next(r for r in records if r["kind"] == "method")
+    looks = len(method["evaluated_at"])
+    loss = [[1.0] * looks, [1.0] * looks]
+    loss[0][1] = loss[1][1] = 0.25
+    loss[0][2] = None  # a look without a number in one seed is none
+    loss[1][2] = 0.0
+    accuracy = [[0.5] * looks, [0.5] * looks]
+    accuracy[0][0] = 0.9
+    method["heldout"] = {"loss": loss, "accuracy": accuracy}
+    table = summary_table(records)
+    cell = lambda name: table.rows[0][list(table.headers).index(name)]
+    first, second = method["evaluated_at"][:2]
+    assert cell("best test loss (round)") == f"0.250 ({second})"
+    assert cell("best accuracy (round)") == f"70.0 % ({first})"
+
+
 def test_markdown_keeps_pipes_and_backticks_inside_their_cell():
     records = usual(rounds=30, seeds=2, labels=("local-sgd", "a|b`c<d>\n**"))
     lines = summary_table(records).markdown().splitlines()
