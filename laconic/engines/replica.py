@@ -99,7 +99,9 @@ class Programs:
         self._machine = Machine.of(devices) if len(devices) > 1 else None
         self._data = self.placed(task)  # for the local steps
         self.task = self._data if self._machine is None else self._machine.first(self._data)
-        self.mine = jnp.asarray(mine, jnp.int32)
+        # an argument of the programs and no constant in them, so that all workers have the same
+        # ones and find what another has compiled
+        self.mine = self.placed(jnp.asarray(mine, jnp.int32))
         self.limit = limit
         self.seed = jax.random.key(seed)
         self.server = Server(method.outer)
@@ -123,7 +125,7 @@ class Programs:
         self.replica_layout = Layout.of(replica)
         self._like = replica.shared.params
         self._wire = method.compressor  # what messages are decoded by that come
-        given = self.task, replica.shared, replica.round, clients, self._stream_shapes()
+        given = self.task, replica.shared, replica.round, clients, self._stream_shapes(), self.mine
         # A function of its own, since what JAX traced of `_run` itself it would use again.
         message = jax.eval_shape(lambda *given: self._run(*given), *given)[0]
         one_worker = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
@@ -204,11 +206,11 @@ class Programs:
     def _given(self, replica: Replica, clients: ClientState, streamed: Any) -> tuple[Any, ...]:
         """The arguments of the local steps, on the devices that take them."""
         if self._machine is None:
-            return self._data, replica.shared, replica.round, clients, streamed
+            return self._data, replica.shared, replica.round, clients, streamed, self.mine
         shared, round = self.placed((replica.shared, replica.round))
         if streamed is not None:
             streamed = self._machine.apart(streamed)
-        return self._data, shared, round, clients, streamed
+        return self._data, shared, round, clients, streamed, self.mine
 
     def local_program(self) -> tuple[Any, ...]:
         """The jitted local steps and arguments like those of the first round, a stream's all zeros,
@@ -288,14 +290,20 @@ class Programs:
         return RoundState(shared, ClientState((), ()), outer, round, key)
 
     def _run(
-        self, task: Task, shared: Shared, round: jax.Array, clients: ClientState, streamed: Any
+        self,
+        task: Task,
+        shared: Shared,
+        round: jax.Array,
+        clients: ClientState,
+        streamed: Any,
+        mine: jax.Array,
     ) -> tuple[Message, ClientState, jax.Array]:
         workers, state = self._workers(task), self._state(shared, (), round)
         if isinstance(task.feed, Streamed):
-            items = Items(streamed, worker_keys(state, self.mine))
+            items = Items(streamed, worker_keys(state, mine))
         else:
             everyone = draw_items(task.feed, state, self.K, self.H, self.B)
-            items = jax.tree.map(lambda x: x[self.mine], Items(everyone.batches, everyone.keys))
+            items = jax.tree.map(lambda x: x[mine], Items(everyone.batches, everyone.keys))
         phase = lambda shared, client, item: local_phase(
             workers.client, workers.compressor, shared, client, *item
         )
