@@ -269,7 +269,7 @@ class FragmentWorkers(LocalWorkers):
                 taken = losses[i, : stretch.last]
                 loss = float(np.nanmean(taken)) if np.any(np.isfinite(taken)) else float("nan")
                 header = self._header(0, worker, now, origin, float(message.weight[i]), loss)
-                frame = self._rooms[worker][now % 2]
+                frame = self._rooms[worker]
                 layout = programs.at(now).layout
                 fill_frame(layout, header, tree, frame[: layout.frame])
                 self._signed[worker] = self._threads.submit(self._sign, frame, now)
@@ -289,7 +289,7 @@ class FragmentWorkers(LocalWorkers):
             if part.topology.kind == REDUCE:
                 continue
             found = [part.absent] * programs.K
-            none = np.zeros(programs.K, np.float32), np.zeros(programs.K, np.int32)
+            none = np.ones(programs.K, np.float32), np.zeros(programs.K, np.int32)
             judged = part.judge(replica, found, *none)
             part.outer(replica, found, none[0], judged)
 
