@@ -1,12 +1,13 @@
 """A soak: workers are killed and stopped at random for minutes, and the model must not notice.
 
     python benchmarks/churn.py [--minutes 5] [--workers 4] [--pace 0.05] [--every 4] [--seed 0]
-    [--record FILE]
+    [--exchange auto] [--record FILE]
 
-Every few seconds one worker is killed (and started again at once) or stopped for a while; at least
-one is left alone. Told afterwards: the longest time without a commit by anyone, whether any two
-processes ever held different states, and the training loss of the final weights against that of an
-undisturbed run of as many rounds. The last line is one JSON object.
+Every few seconds one worker is killed (and started again at once) or stopped for a while; a
+majority is always left at work, since fewer would wait for the others, as they should. Told
+afterwards: the longest time without a commit by anyone, whether any two processes ever held
+different states, and the training loss of the final weights against that of an undisturbed run of
+as many rounds. The last line is one JSON object.
 """
 
 import argparse
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file 
 
 from benchmarks.fleet import Fleet, Spec, method_of, task_of
 from laconic.client import Shared
+from laconic.engines.waiting import majority
 from laconic.method import Setting
 from laconic.runs.measure import heldout_metrics
 from laconic.runs.simulate import Simulation
@@ -59,9 +61,9 @@ class Churn:
                 self.fleet.start(worker)
 
     def hit(self, now):
-        """Kill or stop one of those that work, if there are two."""
+        """Kill or stop one of those that work, if a majority is left."""
         up = [w for w in range(self.workers) if w not in self.stopped and self.working(w)]
-        if len(up) < 2:
+        if len(up) <= majority(self.workers):
             return
         worker = self.rng.choice(up)
         if self.rng.random() < 0.5:
@@ -144,10 +146,12 @@ def main():
     parser.add_argument(
         "--rounds", type=int, default=0, help="0: about as many as fit into the time"
     )
+    parser.add_argument("--exchange", default="auto", help="auto, gather or reduce")
     parser.add_argument("--record", default="", help="file for the figures")
     options = parser.parse_args()
     rounds = options.rounds or int(60 * options.minutes / (1.6 * options.pace))
-    spec = Spec(0, options.workers, "", "", rounds, rate=0.05, pace=options.pace, timeouts=TIMEOUTS)
+    how = {"rate": 0.05, "pace": options.pace, "timeouts": TIMEOUTS, "exchange": options.exchange}
+    spec = Spec(0, options.workers, "", "", rounds, **how)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
         rows, churn = soak(options, spec, folder)

@@ -116,6 +116,7 @@ def work(spec):
                 "sent",
                 "received",
                 "attempts",
+                "notes",
                 "healed",
                 "digest",
                 "committed_at",

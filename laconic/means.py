@@ -41,12 +41,10 @@ def positive(total: jax.Array) -> jax.Array:
 def weighted_sum(x_K: jax.Array, shares_K: jax.Array) -> jax.Array:
     """Σ_k s_k x_k, where a share of 0 drops even NaN; of integers and flags the largest."""
     if not jnp.issubdtype(x_K.dtype, jnp.floating):
-        lowest = False if x_K.dtype == bool else jnp.iinfo(x_K.dtype).min
         here = jnp.broadcast_to(along(shares_K > 0, x_K), x_K.shape)
-        return jnp.max(x_K, axis=0, where=here, initial=lowest)
+        return jnp.max(x_K, axis=0, where=here, initial=_lowest(x_K.dtype))
 
-    # In bfloat16 three thirds would be more than one.
-    wide = jnp.float32 if x_K.dtype.itemsize < 4 else x_K.dtype
+    wide = _wide(x_K.dtype)
     shares_K = shares_K.astype(wide)
 
     def part(k: int | jax.Array) -> jax.Array:
@@ -59,6 +57,29 @@ def weighted_sum(x_K: jax.Array, shares_K: jax.Array) -> jax.Array:
     else:
         total = sum(map(part, range(1, x_K.shape[0])), part(0))
     return total.astype(x_K.dtype)
+
+
+def _lowest(dtype: Any) -> Any:
+    return False if dtype == jnp.dtype(bool) else jnp.iinfo(dtype).min
+
+
+def _wide(dtype: Any) -> Any:
+    """In bfloat16 three thirds would be more than one."""
+    return jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype
+
+
+def nothing_of(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """What `plus_share` begins with for arrays of this kind."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.zeros(shape, _wide(dtype))
+    return jnp.full(shape, _lowest(dtype), dtype)
+
+
+def plus_share(total: jax.Array, x: jax.Array, share: jax.Array) -> jax.Array:
+    """`weighted_sum`, one worker after the other: a sum so far and s x of the next."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.where(share > 0, jnp.maximum(total, x), total)
+    return total + jnp.where(share > 0, x.astype(total.dtype) * share.astype(total.dtype), 0)
 
 
 def along(x_K: jax.Array, like_K: jax.Array) -> jax.Array:

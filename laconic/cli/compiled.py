@@ -27,6 +27,7 @@ COMMANDS = ("compare", "sweep", "train", "launch", "worker", "meta-train", "repr
 MOST = 2 << 30  # bytes; from there on the oldest programs go
 ROOM = 64 << 20  # bytes that must be free on the disk
 SUFFIXES = ("-cache", "-atime")  # of JAX's files
+TURN = ".turn"  # of an empty file: a run's workers have compiled all that they need
 TUNED = "xla_gpu_per_fusion_autotune_cache_dir"
 MB = 1e6
 
@@ -50,7 +51,7 @@ def run_cache(argv: Sequence[str]) -> int:
     kept = _kept(folder)
     size = sum(path.stat().st_size for path in kept)
     if config.clear:
-        for path in kept:
+        for path in (*kept, *folder.glob(f"*{TURN}")):
             path.unlink(missing_ok=True)
         shutil.rmtree(folder / TUNED, ignore_errors=True)
     done = "deleted" if config.clear else "kept"

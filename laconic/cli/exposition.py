@@ -1,5 +1,7 @@
 """What `laconic launch` knows of its workers as OpenMetrics text, over HTTP or in a file."""
 
+import contextlib
+import socket
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -138,14 +140,23 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and let the next one in."""
+        """Answer, and let the next one in; one that trickles is cut off."""
+        late = threading.Timer(SECONDS, _cut_off, (request,))
+        late.daemon = True
+        late.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            late.cancel()
             self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that leaves early is nobody's concern."""
+
+
+def _cut_off(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Reader(BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
 """`laconic worker`: one process of many; flags, SLURM or torchrun say where the others are."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import tyro
 
+from laconic.cli.compiled import TURN
 from laconic.cli.console import LINE_SECONDS, StopFlag
 from laconic.cli.hosts import need_token
 from laconic.cli.terminal import err, say
@@ -121,10 +123,12 @@ def run_worker(argv: Sequence[str]) -> int:
     run = config.run or (begun_run(train, seat.worker) or new_run_id() if hosts else "")
     seal = seal_of(token, train, run)
     lighthouse = host_lighthouse(seat, seal) if hosts and entry.service else None
-    turn = None if config.compiled is None else CompileTurn(config.compiled)
-    if not entry.restarts:
-        turn = None  # these engines compile together with the others, and would wait for ever
     seal = entry.meet(seat, seal)
+    turn = None
+    # other engines compile together with the others, and would wait for ever
+    if config.compiled is not None and entry.restarts:
+        about = replace(seal.identity, run="").text  # another run may be of the same programs
+        turn = CompileTurn(config.compiled, f"{about} {train.devices}")
     folder = worker_folder(train, seal.identity.run)
     seat = replace(seat, again=(folder / worker_log(seat.worker)).exists())
     command = shlex.join(["laconic", "worker", *argv])
@@ -245,23 +249,31 @@ class CompileTurn:
     """A folder of compiled programs: one worker compiles at a time, the next finds the result.
 
     Compiling the same thing side by side takes that many times as long. A process that dies gives
-    up its turn.
+    up its turn. Once one has compiled all that is run under a name nobody waits for a turn again:
+    after a restart of the whole group all load it side by side.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, name: str):
         folder.mkdir(parents=True, exist_ok=True)
+        self._done = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}{TURN}"
+        self._held = False
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         self._file = open(folder / "turn", "w")  # noqa: SIM115  (held as long as this process lives)
 
     def take(self) -> None:
-        """Wait for the turn."""
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        """Wait for the turn, unless everything is compiled."""
+        if not self._done.exists():
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._held = True
 
     def give(self) -> None:
-        """Let the next one have it."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        """Let the next ones go on: all is compiled."""
+        if self._held:
+            self._held = False
+            self._done.touch()
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close the lock file."""

@@ -4,6 +4,8 @@ Each loader reads the official files, whose contents it verifies, and returns a 
 images [N, H, W, C] on the device.
 """
 
+import importlib.metadata
+import importlib.util
 import struct
 import tarfile
 from collections.abc import Sequence
@@ -29,16 +31,26 @@ def load_digits() -> Dataset:
     297 rows of the fixed shuffle are the test split. The published values 0…16 are stored as
     round(value · 255/16), so that dividing by 255 gives 0…1.
     """
-    import sklearn  # slow to import, and needed by no other data set
-    from sklearn import datasets
-
-    values, labels = datasets.load_digits(return_X_y=True)
-    images = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    *values, labels = np.loadtxt(_digits_file(), delimiter=",", unpack=True)
+    images = np.rint(np.stack(values, 1) * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    labels = labels.astype(int)
     test, train = np.split(permutation(len(images)), [DIGITS_TEST_ROWS])
-    source = f"digits, bundled with scikit-learn {sklearn.__version__}"
+    source = f"digits, bundled with scikit-learn {importlib.metadata.version('scikit-learn')}"
     return image_dataset(
         (images[train], labels[train]), (images[test], labels[test]), CLASSES, source
     )
+
+
+def _digits_file() -> Path:
+    """scikit-learn's file; to import the package takes longer than all else that a worker does
+    before its first round."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise LaconicError("the digits come with scikit-learn: install it again.")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.exists():
+        raise LaconicError(f"scikit-learn has no {path}: install another version of it.")
+    return path
 
 
 # --- Fashion-MNIST --------------------------------------------------------------------------------

@@ -19,7 +19,16 @@ import numpy as np
 
 from laconic.engines import membership
 from laconic.engines.address import reached_at, split_address, with_port
-from laconic.engines.base import Bounds, Counts, Digest, Frame, Interrupted, Quorum, Snapshot
+from laconic.engines.base import (
+    Bounds,
+    Counts,
+    Digest,
+    Frame,
+    Interrupted,
+    Quorum,
+    Refused,
+    Snapshot,
+)
 from laconic.engines.links import Links
 from laconic.engines.meeting import PAUSE, Caller, LighthouseLink
 from laconic.engines.membership import Card, Plan
@@ -219,7 +228,7 @@ class ElasticEngine:
         self._seen = {worker: card.born for worker, card in members.items()}
         mine = members.get(self.worker)
         if mine is not None and mine.born > self._born:
-            raise LaconicError(
+            raise Refused(
                 f"worker {self.worker} was started again elsewhere; this older process ends."
             )
         known = set() if self._plan is None else set(self._plan.quorum.workers)
@@ -236,7 +245,7 @@ class ElasticEngine:
         wrong = membership.misfit(members, others) if starts else None
         self._misfits = 0 if wrong is None else self._misfits + 1
         if self._misfits > 1:
-            raise LaconicError(f"worker {self.worker} at {self._lighthouse} {wrong}.")
+            raise Refused(f"worker {self.worker} at {self._lighthouse} {wrong}.")
 
     def _await_peers(self) -> None:
         """Wait for the old peers: a new Lighthouse knows none, and a worker would go on alone."""

@@ -88,12 +88,12 @@ class _Part(Programs):
         return Replica(Shared(params, model_state), outer, part.round, guards, part.accepted_K)
 
     def _run(
-        self, task: Task, shared: Any, round: jax.Array, clients: Any, streamed: Any
+        self, task: Task, shared: Any, round: jax.Array, clients: Any, streamed: Any, mine: Any
     ) -> tuple[Message, Any, jax.Array]:
         """Only the shape of a message is asked for: `FragmentPrograms` makes them."""
         encode, key = self.method.compressor.encode, jax.random.key(0)
         one = lambda residual: Message(encode(shared.params, residual, key)[0], shared.model_state)
-        message = jax.vmap(one, axis_size=len(self.mine))(clients.residual)
+        message = jax.vmap(one, axis_size=len(mine))(clients.residual)
         return self.sent(message, shared.params), clients, round
 
 
@@ -182,24 +182,25 @@ class FragmentPrograms:
         now, first, last = stretch
         if first == last:
             return own
-        return self._steps(self.task, replica.shared, own, jnp.int32(now), streamed, first, last)
+        given = self.task, replica.shared, own, jnp.int32(now), streamed, self.mine
+        return self._steps(*given, first, last)
 
     def messages(self, replica: Replica, own: Walking, exchange: int) -> tuple[Message, Walking]:
         """The messages of an exchange, and the workers once these are delivered."""
         now, f = divmod(exchange, self.exchanges)
-        message, state = self._sent(replica.shared, own.state, jnp.int32(now), f)
+        message, state = self._sent(replica.shared, own.state, jnp.int32(now), self.mine, f)
         return message, own._replace(state=state)
 
     def arrived(self, replica: Replica, state: WorkerState, exchange: int) -> WorkerState:
         """The workers once this exchange's fragment has arrived."""
         return self._arrived(replica.shared, state, exchange % self.exchanges)
 
-    def _items(self, task: Task, round: jax.Array, streamed: Any) -> Items:
+    def _items(self, task: Task, round: jax.Array, streamed: Any, mine: jax.Array) -> Items:
         now = RoundState(Shared(()), (), (), round, self._key)  # pyright: ignore[reportArgumentType]
         if isinstance(task.feed, Streamed):
-            return Items(streamed, worker_keys(now, self.mine))
+            return Items(streamed, worker_keys(now, mine))
         everyone = draw_items(task.feed, now, self.K, self.H, self.B)
-        return jax.tree.map(lambda x: x[self.mine], Items(everyone.batches, everyone.keys))
+        return jax.tree.map(lambda x: x[mine], Items(everyone.batches, everyone.keys))
 
     def _walk(
         self,
@@ -208,10 +209,11 @@ class FragmentPrograms:
         own: Walking,
         round: jax.Array,
         streamed: Any,
+        mine: jax.Array,
         first: int,
         last: int,
     ) -> Walking:
-        client, items = self.method.client(task), self._items(task, round, streamed)
+        client, items = self.method.client(task), self._items(task, round, streamed, mine)
 
         def one(state: WorkerState, batches: Any, key: jax.Array) -> tuple[WorkerState, jax.Array]:
             return walk(client, shared, state, batches, first, key)
@@ -222,10 +224,10 @@ class FragmentPrograms:
         return Walking(state, fresh.at[:, first:last].set(losses.astype(jnp.float32)))
 
     def _message(
-        self, shared: Shared, state: WorkerState, round: jax.Array, f: int
+        self, shared: Shared, state: WorkerState, round: jax.Array, mine: jax.Array, f: int
     ) -> tuple[Message, WorkerState]:
         now = RoundState(Shared(()), (), (), round, self._key)  # pyright: ignore[reportArgumentType]
-        keys = worker_keys(now, self.mine)
+        keys = worker_keys(now, mine)
         if not isinstance(self.task.feed, Streamed):  # as `draw_items` splits them
             keys = jax.vmap(jax.random.split)(keys)[:, 1]
         one = lambda own, key: message_of(self.method.compressor, shared, own, self.cut, f, key)
@@ -267,7 +269,7 @@ class FragmentWorkers(LocalWorkers):
                 taken = losses[i, : stretch.last]
                 loss = float(np.nanmean(taken)) if np.any(np.isfinite(taken)) else float("nan")
                 header = self._header(0, worker, now, origin, float(message.weight[i]), loss)
-                frame = self._rooms[worker][now % 2]
+                frame = self._rooms[worker]
                 layout = programs.at(now).layout
                 fill_frame(layout, header, tree, frame[: layout.frame])
                 self._signed[worker] = self._threads.submit(self._sign, frame, now)
@@ -287,7 +289,7 @@ class FragmentWorkers(LocalWorkers):
             if part.topology.kind == REDUCE:
                 continue
             found = [part.absent] * programs.K
-            none = np.zeros(programs.K, np.float32), np.zeros(programs.K, np.int32)
+            none = np.ones(programs.K, np.float32), np.zeros(programs.K, np.int32)
             judged = part.judge(replica, found, *none)
             part.outer(replica, found, none[0], judged)
 

@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from laconic.engines.address import split_address, with_port
 from laconic.engines.identity import Identity
@@ -48,6 +49,13 @@ TICK = 1.0  # seconds between looks at members that do not ask
 MOST = 4096  # worker ids, if their number is not told
 TOKEN_VARIABLE = "LACONIC_TOKEN"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Visit(NamedTuple):
+    """Where a visitor comes from that has not proved anything yet, and the task that hears it."""
+
+    host: str
+    task: asyncio.Task[Any] | None
 
 
 class Lighthouse:
@@ -81,7 +89,7 @@ class Lighthouse:
         self._tick = TICK if grace is None else min(TICK, max(grace / 10, 0.01))
         self._instance = secrets.token_hex(8)
         self._rooms: dict[str, Room] = {}
-        self._pending: dict[asyncio.StreamWriter, str] = {}
+        self._pending: dict[asyncio.StreamWriter, Visit] = {}
         self._writers: set[asyncio.StreamWriter] = set()
         self._started, self._failure = threading.Event(), ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="laconic-lighthouse")
@@ -108,8 +116,7 @@ class Lighthouse:
         # such as no descriptor left for one more visitor: asyncio tries again after a second
         self._loop.set_exception_handler(lambda loop, context: None)
         host, port = split_address(self._bind)
-        about = {"ssl": self._tls.listens, "ssl_handshake_timeout": SECONDS} if self._tls else {}
-        about |= {"limit": 1 << 13, "backlog": BACKLOG}
+        about = {"limit": 1 << 13, "backlog": BACKLOG}
         try:
             server = await asyncio.start_server(self._meet, host, port, **about)
         except OSError as error:
@@ -135,10 +142,14 @@ class Lighthouse:
         """From a visitor's first byte to its last."""
         peer = writer.get_extra_info("peername") or ("somewhere",)
         self._make_room()
-        self._pending[writer] = str(peer[0])
+        self._pending[writer] = Visit(str(peer[0]), asyncio.current_task())
         self._writers.add(writer)
         try:
             async with asyncio.timeout(SECONDS):
+                if self._tls is not None:
+                    # only here, where a visitor is counted: asyncio's own server lets any number
+                    # of them stand in the middle of a handshake
+                    await writer.start_tls(self._tls.listens, ssl_handshake_timeout=SECONDS)
                 found = await self._greet((reader, writer), str(peer[0]))
             self._pending.pop(writer, None)
             if found is not None:
@@ -146,6 +157,9 @@ class Lighthouse:
         except (OSError, EOFError, ssl.SSLError):  # it left, or was sent away; a TimeoutError too
             if writer in self._pending:
                 self._refuse("a stranger", f" at {peer[0]}")
+        except asyncio.CancelledError:  # sent away, to make room
+            writer.transport.abort()
+            raise
         finally:
             self._pending.pop(writer, None)
             self._writers.discard(writer)
@@ -155,11 +169,12 @@ class Lighthouse:
         """Send away one of those that come from where most come from: strangers crowd themselves
         out, not the workers."""
         while len(self._pending) >= ROOM:
-            host, _ = Counter(self._pending.values()).most_common(1)[0]
-            crowd = [writer for writer, at in self._pending.items() if at == host]
-            victim = random.choice(crowd)
-            del self._pending[victim]
-            victim.transport.abort()
+            host, _ = Counter(visit.host for visit in self._pending.values()).most_common(1)[0]
+            crowd = [writer for writer, visit in self._pending.items() if visit.host == host]
+            # to abort the connection instead would leave a handshake in it without a transport
+            task = self._pending.pop(random.choice(crowd)).task
+            if task is not None:
+                task.cancel()
 
     async def _greet(self, streams: Streams, at: str) -> tuple[Session, Claim] | None:
         """The session of one that may stay, and who it is."""

@@ -91,10 +91,9 @@ class LocalWorkers:
         self._threads = threads
         self._signed: dict[int, Future[Signed]] = {}
         self._next: ClientState | None = None
-        # Two frames a worker, in turn: the last round's may still be on its way when the next is
-        # written, and allocating memory in every round takes longer than filling it.
-        size = programs.room
-        self._rooms = {worker: [new_frame(size), new_frame(size)] for worker in mine}
+        # One frame a worker, for all rounds: an exchange ends only when its last byte has left, and
+        # allocating memory in every round takes longer than filling it.
+        self._rooms = {worker: new_frame(programs.room) for worker in mine}
         self._stream = _Stream(programs, np.asarray(mine))
 
     def compute(self, replica: Replica, origin: Digest, seconds: Seconds) -> None:
@@ -111,7 +110,7 @@ class LocalWorkers:
                 tree = jax.tree.map(lambda x, i=i: x[i], (message.extra, message.delta))
                 weight, loss = float(message.weight[i]), float(losses[i].mean())
                 header = self._header(0, worker, now, origin, weight, loss)
-                room = self._rooms[worker][now % 2]
+                room = self._rooms[worker]
                 fill_frame(self._programs.layout, header, tree, room)
                 # signed while the quorum is awaited
                 self._signed[worker] = self._threads.submit(self._sign, room, now)
@@ -161,8 +160,7 @@ class LocalWorkers:
         of that round moved by."""
         self.round, layout = quorum.round, self._programs.at(quorum.round).layout
         for worker, one in self.signed().items():
-            room = self._rooms[worker][self.round % 2]
-            room[:] = one.room
+            room = one.room
             header = header_of(room)._replace(round=self.round, origin=quorum.digest)
             fill_frame(layout, header, frame=room[: layout.frame])
             self._signed[worker] = self._threads.submit(self._sign, room, self.round)

@@ -37,7 +37,7 @@ from laconic.tasks.base import Task
 BEFORE_QUORUM, BEFORE_GATHER = "before quorum", "between quorum and gather"
 BEFORE_COMMIT, AFTER_COMMIT = "between gather and commit", "after commit"
 DROP, NEXT = "drop", "next"  # what becomes of a message that is late for its round
-KEPT = 2  # states held for peers that are behind: the present one and the one before
+KEPT = 2  # states held while a peer is behind: the present one and the one before
 
 
 class Report(NamedTuple):
@@ -343,7 +343,9 @@ class Loop:
         with seconds.spent("check"):
             digest = self.programs.digest(replica)
         self.at(BEFORE_COMMIT, quorum.round)
-        self._hold(digest, replica)
+        # the one before is for those that are behind, if any are
+        all_follow = len(quorum.sources) == len(quorum.workers)
+        self._hold(digest, replica, 1 if all_follow else KEPT)
         self.engine.commit(True, digest)
         return Exchanged(replica, digest, quorum, behind, verdicts, time.time())
 
@@ -397,8 +399,8 @@ class Loop:
             if quorum.digest != digest:
                 return
 
-    def _hold(self, digest: Digest, replica: Replica) -> Digest:
-        self._held = dict([*self._held.items(), (digest, replica)][-KEPT:])
+    def _hold(self, digest: Digest, replica: Replica, kept: int = KEPT) -> Digest:
+        self._held = dict([*self._held.items(), (digest, replica)][-kept:])
         return digest
 
     def _snapshot(self, round: int, digest: Digest) -> Frame | None:

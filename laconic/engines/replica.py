@@ -9,6 +9,7 @@ order of worker ids. The network lies in between.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -22,9 +23,11 @@ from laconic.engines import guard
 from laconic.engines.base import Digest
 from laconic.engines.machine import Machine
 from laconic.engines.pieces import CardLayout, Cut, Facts, Verdict, digest_of, measure
+from laconic.engines.summing import Summing
 from laconic.engines.topology import GATHER, REDUCE, Traffic, choose, needs_all
 from laconic.engines.wire import HEADER, MAC, WORD, Layout, Seal, fold, unpack
 from laconic.errors import LaconicError
+from laconic.means import positive
 from laconic.method import Method, check_workers
 from laconic.outer.relative import squared_norms
 from laconic.round import (
@@ -99,7 +102,9 @@ class Programs:
         self._machine = Machine.of(devices) if len(devices) > 1 else None
         self._data = self.placed(task)  # for the local steps
         self.task = self._data if self._machine is None else self._machine.first(self._data)
-        self.mine = jnp.asarray(mine, jnp.int32)
+        # an argument of the programs and no constant in them, so that all workers have the same
+        # ones and find what another has compiled
+        self.mine = self.placed(jnp.asarray(mine, jnp.int32))
         self.limit = limit
         self.seed = jax.random.key(seed)
         self.server = Server(method.outer)
@@ -110,6 +115,7 @@ class Programs:
         self._measured = jax.jit(self._measure)
         self._judged = jax.jit(self._judge)
         self._combined = jax.jit(self._combine)
+        self._weighed = jax.jit(self._weigh)
         self._advanced = jax.jit(self.advance)
         self._digest = jax.jit(fingerprint)
         self.seen = jax.jit(measure)  # pieces
@@ -123,7 +129,7 @@ class Programs:
         self.replica_layout = Layout.of(replica)
         self._like = replica.shared.params
         self._wire = method.compressor  # what messages are decoded by that come
-        given = self.task, replica.shared, replica.round, clients, self._stream_shapes()
+        given = self.task, replica.shared, replica.round, clients, self._stream_shapes(), self.mine
         # A function of its own, since what JAX traced of `_run` itself it would use again.
         message = jax.eval_shape(lambda *given: self._run(*given), *given)[0]
         one_worker = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
@@ -133,10 +139,6 @@ class Programs:
         floats = all(leaf.dtype == np.float32 for leaf in self.layout.leaves)
         # whether a body is Δ and nothing else
         self._plain = self._wire.decode is DENSE.decode and not self.extra_layout.leaves and floats
-        zeros = jnp.zeros(self.layout.size // WORD, jnp.uint32)
-        arrays = len(self.extra_layout.leaves)
-        sizes = jnp.zeros(arrays, jnp.float32) if arrays else ()
-        self.absent = Measured(zeros, None, jnp.float32(0), jnp.array(True), sizes)
         self.message_bits = method.compressor.bits(replica.shared.params)
         self.exchanges = 1  # a round
         self.frame = self.layout.frame  # bytes of the largest message
@@ -147,6 +149,7 @@ class Programs:
         lie as (statistics, Δ), so that Δ may be filled up with zeros."""
         extra, payload = one
         delta = jax.eval_shape(self._wire.decode, payload, self._like)
+        self._sum = Summing(self._open, (delta, extra), self.method.outer.combine == "norms")
         self.extra_layout, self.delta_layout = Layout.of(extra), Layout.of(delta)
         self.cut = Cut(self.delta_layout.size // WORD, self.K)
         tensors = len(self.delta_layout.leaves) if self.method.outer.combine == "norms" else 0
@@ -182,6 +185,14 @@ class Programs:
         extra = self.statistics(room)
         return Facts(digests, seen.squares, seen.checks, np.asarray(tensors), extra)
 
+    @cached_property
+    def absent(self) -> Measured:
+        """What stands for a message that is not there; as large as one, so made only if needed."""
+        zeros = jnp.zeros(self.layout.size // WORD, jnp.uint32)
+        arrays = len(self.extra_layout.leaves)
+        sizes = jnp.zeros(arrays, jnp.float32) if arrays else ()
+        return Measured(zeros, None, jnp.float32(0), jnp.array(True), sizes)
+
     def at(self, exchange: int) -> "Programs":
         """The programs of one exchange; fragments have their own."""
         return self
@@ -204,11 +215,11 @@ class Programs:
     def _given(self, replica: Replica, clients: ClientState, streamed: Any) -> tuple[Any, ...]:
         """The arguments of the local steps, on the devices that take them."""
         if self._machine is None:
-            return self._data, replica.shared, replica.round, clients, streamed
+            return self._data, replica.shared, replica.round, clients, streamed, self.mine
         shared, round = self.placed((replica.shared, replica.round))
         if streamed is not None:
             streamed = self._machine.apart(streamed)
-        return self._data, shared, round, clients, streamed
+        return self._data, shared, round, clients, streamed, self.mine
 
     def local_program(self) -> tuple[Any, ...]:
         """The jitted local steps and arguments like those of the first round, a stream's all zeros,
@@ -241,7 +252,12 @@ class Programs:
     ) -> Replica:
         """The outer step on those of K messages that the guard let pass."""
         words, norms = [one.words for one in found], [one.norm for one in found]
-        combined = self._combined(words, norms, weights_K, judged.codes_K)
+        if needs_all(self.method):
+            combined = self._combined(words, norms, weights_K, judged.codes_K)
+        else:
+            bounded_K, shares_K = self._weighed(norms, weights_K, judged.codes_K)
+            delta, extra, squares = self._sum.mean(words, np.asarray(shares_K))
+            combined = Combined(delta, extra, bounded_K, worker_squares=squares)
         return self.put(replica, self._advanced(self.part(replica), combined, judged))
 
     def part(self, replica: Replica) -> Replica:
@@ -288,14 +304,20 @@ class Programs:
         return RoundState(shared, ClientState((), ()), outer, round, key)
 
     def _run(
-        self, task: Task, shared: Shared, round: jax.Array, clients: ClientState, streamed: Any
+        self,
+        task: Task,
+        shared: Shared,
+        round: jax.Array,
+        clients: ClientState,
+        streamed: Any,
+        mine: jax.Array,
     ) -> tuple[Message, ClientState, jax.Array]:
         workers, state = self._workers(task), self._state(shared, (), round)
         if isinstance(task.feed, Streamed):
-            items = Items(streamed, worker_keys(state, self.mine))
+            items = Items(streamed, worker_keys(state, mine))
         else:
             everyone = draw_items(task.feed, state, self.K, self.H, self.B)
-            items = jax.tree.map(lambda x: x[self.mine], Items(everyone.batches, everyone.keys))
+            items = jax.tree.map(lambda x: x[mine], Items(everyone.batches, everyone.keys))
         phase = lambda shared, client, item: local_phase(
             workers.client, workers.compressor, shared, client, *item
         )
@@ -359,6 +381,13 @@ class Programs:
         messages = Message(delta, extra, jnp.where(good_K, weights_K, 0.0))
         workers = replace(self._workers(self.task), compressor=self._wire)
         return workers.combine(messages, self.server.outer.combine, self._zeros())
+
+    def _weigh(self, norms: Any, weights_K: Any, codes_K: Any) -> tuple[jax.Array, jax.Array]:
+        """What K messages weigh, and their shares of the mean."""
+        good_K = codes_K == guard.CODE["ok"]
+        bounded_K = guard.bounded(jnp.stack(norms), weights_K, good_K, self.limit)
+        weights_K = jnp.where(good_K, bounded_K, 0.0)
+        return weights_K, weights_K / positive(jnp.sum(weights_K))
 
     def advance(self, replica: Replica, combined: Combined, judged: Judged) -> Replica:
         """The outer step; traceable."""

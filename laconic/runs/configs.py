@@ -215,11 +215,10 @@ class TrainConfig:
     """Local steps between sending a fragment and its arrival: the workers go on meanwhile."""
     mix: float = 0.0
     """The share of its own weights that a worker keeps when a fragment arrives."""
-    exchange: str = "gather"
+    exchange: str = "auto"
     """How messages travel between real processes: gather (each to all), reduce (each worker
     averages one piece of all and sends its mean to the others; for optimizers of the mean), or
-    auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather. After a
-    death pieces take longer to be exchanged again."""
+    auto, whichever sends fewer bytes. LAgg-A and robust means need every message: gather."""
     late: str = "drop"
     """What becomes of the message of a worker that a round did not wait for, between processes:
     drop, or next to have it count in the next round."""

@@ -31,7 +31,7 @@ from laconic.engines.loop import (
     row_of,
 )
 from laconic.engines.machine import local_devices
-from laconic.engines.topology import GATHER, check_exchange
+from laconic.engines.topology import AUTO, check_exchange
 from laconic.engines.wire import Seal
 from laconic.errors import CannotBegin, LaconicError, require_positive
 from laconic.fragments import Fragments
@@ -285,7 +285,7 @@ def run_name(config: TrainConfig) -> str:
     said = {name: value for name, value in asdict(settled(config)).items() if name not in without}
     if config.aggregate == MEAN:
         del said["aggregate"]  # as in runs that were begun before there was another
-    if config.exchange == GATHER:
+    if config.exchange == AUTO:
         del said["exchange"]
     contents = contents_of(config)
     if contents is not None:

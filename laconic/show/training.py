@@ -27,6 +27,7 @@ from laconic.store import atomic
 Row = dict[str, Any]
 WINDOW = 10  # rounds that the final loss is a mean of
 COLUMNS = ("round", "loss", "quorum", "digest", "committed_at")
+CLOCKS_APART = 5.0  # seconds from which on two machines' clocks are said to differ
 LOOK = "heldout"  # the column of metrics on held-out data after some of the rounds
 
 
@@ -44,9 +45,38 @@ class Life:
         """When it committed for the last time; its start, if it never did."""
         return self.rows[-1]["committed_at"] if self.rows else self.begun
 
+    def moved(self, ahead: float) -> "Life":
+        """The same by a clock that is right, if its own is so many seconds ahead."""
+        if not ahead:
+            return self
+        rows = [row | {"committed_at": row["committed_at"] - ahead} for row in self.rows]
+        return Life(self.worker, self.begun - ahead, rows, self.end)
+
+
+def clocks_ahead(lives: Sequence[Life]) -> dict[int, float]:
+    """By how many seconds the clocks of some workers are ahead of the lowest worker's, or behind
+    it: of those that are far off.
+
+    All commit a round within a moment. So the median over the states that both report tells,
+    whoever was late for some of them.
+    """
+    seen: dict[int, dict[tuple[int, str], float]] = {}
+    for life in lives:
+        times = {(row["round"], row["digest"]): row["committed_at"] for row in life.rows}
+        seen.setdefault(life.worker, {}).update(times)
+    first = seen.get(min(seen, default=0), {})
+    found = {}
+    for worker, times in sorted(seen.items()):
+        apart = [times[state] - first[state] for state in times.keys() & first.keys()]
+        if apart and abs(ahead := float(np.median(apart))) > CLOCKS_APART:
+            found[worker] = ahead
+    return found
+
 
 def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
     """The rounds of a run as columns, and its summary."""
+    ahead = clocks_ahead(lives)
+    lives = [life.moved(ahead.get(life.worker, 0.0)) for life in lives]
     reported = _reported(lives)
     first = {r: min(rows, key=lambda row: row["committed_at"]) for r, rows in reported.items()}
     rounds = {name: [first[r][name] for r in sorted(first)] for name in COLUMNS}
@@ -71,6 +101,7 @@ def of_lives(lives: Sequence[Life]) -> tuple[dict[str, list[Any]], Record]:
             Counter(reason for row in first.values() for reason in row["excluded"].values())
         ),
         "refused": _most(end["refused"] for end in ends),
+        **({"clocks_ahead": {str(w): round(s, 3) for w, s in ahead.items()}} if ahead else {}),
         "workers": {
             str(worker): _of_worker(lives, worker)
             for worker in sorted({life.worker for life in lives})

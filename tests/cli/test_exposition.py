@@ -128,6 +128,27 @@ def test_silent_readers_take_a_bounded_number_of_threads():
             assert one_more.recv(1) == b""
 
 
+def test_a_reader_that_trickles_is_cut_off(monkeypatch):
+    """Each byte comes in time, and the line would never end."""
+    monkeypatch.setattr("laconic.cli.exposition.SECONDS", 0.2)
+    with Metrics(0, None) as metrics:
+        where = "127.0.0.1", int(metrics.address.split(":")[2].split("/")[0])
+        with socket.create_connection(where, timeout=0.05) as reader:
+            assert any(ended(reader) for _ in range(400))
+        assert get(metrics.address)[0] == CONTENT_TYPE
+
+
+def ended(reader):
+    """Say one byte more → whether the other end has hung up."""
+    try:
+        reader.sendall(b"G")
+        return reader.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
 def test_a_full_disk_stops_the_file_and_not_the_run(tmp_path):
     folder = tmp_path / "gone"
     folder.mkdir()

@@ -268,15 +268,17 @@ def test_a_pace_is_kept(monkeypatch):
 
 
 def _compile_in_turn(folder, at, end):
-    turn = CompileTurn(folder)
-    for act in (turn.take, turn.give, turn.give, turn.take):
+    turn = CompileTurn(folder, "one run")
+    other = CompileTurn(folder, "other programs")
+    for act in (turn.take, turn.give, turn.give, turn.take, other.take):
         act()
         at.put("done")
         end.get()
 
 
 def test_one_compiles_at_a_time(tmp_path):
-    """A lock between processes: free once everything is compiled, and when its holder dies."""
+    """A lock between processes: free once everything is compiled, and when its holder dies. Who
+    takes it then again waits for nobody, unless other programs are to be compiled."""
     names = (
         "compilation_cache_dir",
         "persistent_cache_min_compile_time_secs",
@@ -287,25 +289,25 @@ def test_one_compiles_at_a_time(tmp_path):
     at, end = fresh.Queue(), fresh.Queue()
     other = fresh.Process(target=_compile_in_turn, args=(tmp_path, at, end))
     other.start()
-    mine = CompileTurn(tmp_path)
+    mine = CompileTurn(tmp_path, "third programs")
 
     def free():
         try:
             fcntl.flock(mine._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        mine.give()
+        fcntl.flock(mine._file, fcntl.LOCK_UN)
         return True
 
     try:
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
         seen = []
-        for _ in range(4):
+        for _ in range(5):
             at.get(timeout=120)
             seen.append(free())
-            end.put(None) if len(seen) < 4 else other.kill()
+            end.put(None) if len(seen) < 5 else other.kill()
         other.join()
-        assert seen == [False, True, True, False]
+        assert seen == [False, True, True, True, False]
         assert free()
     finally:
         other.kill()

@@ -1,11 +1,15 @@
 """Mutual TLS at the Lighthouse and at the state port; see `test_links` for the links."""
 
 import contextlib
+import os
+import socket
 import ssl
 
 import pytest
 
+from laconic.engines import lighthouse as module
 from laconic.engines import meeting
+from laconic.engines.address import split_address
 from laconic.engines.base import Counts, Interrupted
 from laconic.engines.lighthouse import Lighthouse
 from laconic.engines.meeting import Caller, LighthouseLink
@@ -53,4 +57,28 @@ def test_the_lighthouse_lets_in_only_who_has_a_certificate(files, stranger, monk
         with contextlib.closing(LighthouseLink(call(tls), 0.05, 5.0)) as link:
             assert link.ask("card", 20.0, 20.0) == ["card"]
     finally:
+        place.shutdown()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], ids=["idle", "hello"]
+)
+def test_half_open_handshakes_are_bounded_and_keep_nobody_out(files, said):
+    """A stranger stops in the middle of TLS's own handshake, before it could be asked for a
+    token; three times as many of them as may be inside."""
+    tls = files("worker").load()
+    place = Lighthouse("127.0.0.1:0", SEAL, silence=5.0, workers=2, tls=tls)
+    before, strangers = len(os.listdir("/proc/self/fd")), []
+    try:
+        for _ in range(3 * module.ROOM):
+            strangers.append(socket.create_connection(split_address(place.address()), 5.0))
+            strangers[-1].sendall(said)
+        caller = Caller(place.address(), SEAL, 0, 100, tls=tls)
+        with contextlib.closing(LighthouseLink(caller, 0.05, 20.0)) as link:
+            assert link.ask("card", 20.0, 20.0) == ["card"]
+            inside = len(os.listdir("/proc/self/fd")) - before - len(strangers)
+            assert inside <= module.ROOM + 16  # threads, selectors and the one worker
+    finally:
+        for stranger in strangers:
+            stranger.close()
         place.shutdown()

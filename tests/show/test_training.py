@@ -90,6 +90,23 @@ def test_the_longest_gap_is_the_outsiders():
     assert summary["longest_gap_seconds"] == pytest.approx(61.0 - 22.0)
 
 
+@pytest.mark.parametrize("ahead", [3600.0, -7.5])
+def test_a_machine_with_a_wrong_clock_falsifies_nothing(ahead):
+    """Worker 1's clock is wrong, also after its restart, and it held another state once."""
+    lives = [a_life(0, 0.0, range(1, 21), end=an_end(20)), a_life(1, 0.0, range(1, 9))]
+    lives.append(a_life(1, 11.0, range(12, 21), end=an_end(20)))
+    lives[1].rows[2] = a_row(3, 4.0, "astray")
+    rounds, summary = of_lives(lives)
+    wrong = [lives[0], *(life.moved(-ahead) for life in lives[1:])]
+    assert wrong[1].rows[0]["committed_at"] == 1.0 + ahead
+    found, told = of_lives(wrong)
+    assert told.pop("clocks_ahead") == {"1": ahead}
+    assert told == summary
+    assert found == rounds
+    assert summary["rounds_apart"] == [3]
+    assert "clocks_ahead" not in summary
+
+
 def test_no_round_gets_lost_where_a_later_process_went_past_it():
     """All die after round 9; some begin again at round 3, until one comes back that holds the state
     of round 8."""
