@@ -1,7 +1,8 @@
 """The one exception users see: what is wrong, why it matters, what to do."""
 
 import difflib
-from collections.abc import Iterable, Sized
+from collections.abc import Collection, Iterable
+from typing import Any
 
 
 class LaconicError(Exception):
@@ -46,18 +47,28 @@ def require_counts(**values: int) -> None:
             raise LaconicError(f"{name} can be at most {2**31 - 1:,}, got {value:,}.")
 
 
+def require_parameters(parameters: float) -> None:
+    """Raise unless a model can have so many."""
+    if not 1 <= parameters <= 1e12:
+        raise LaconicError(f"parameters are from 1 to 10^12, got {parameters:g}.")
+
+
 def require_examples(workers: int, local_steps: int, batch: int) -> None:
     """Raise unless the examples of a round can be counted in 32 bits."""
     require_counts(**{"workers × local steps × batch": workers * local_steps * batch})
 
 
-def require_some(**values: Sized) -> None:
-    """Raise unless every named list has something in it."""
+def require_some(**values: Collection[Any]) -> None:
+    """Raise unless every named list has something in it, and nothing twice."""
     for name, value in values.items():
-        if not len(value):
+        if not value:
             raise LaconicError(
                 f"{name} is empty, so there is nothing to do: give at least one, or leave it out."
             )
+        seen = list(value)
+        again = next((one for i, one in enumerate(seen) if one in seen[:i]), None)
+        if again is not None:
+            raise LaconicError(f"{name} has {again} twice: leave one of them out.")
 
 
 def require_seed(seed: int) -> None:

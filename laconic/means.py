@@ -358,6 +358,8 @@ def parse_aggregate(spec: str) -> RobustMean | None:
     if spec == MEAN:
         return None
     name = spec.partition(":")[0]
+    if name == MEAN:
+        raise LaconicError(f"{spec!r}: the mean takes no number; write {MEAN!r}.")
     if name not in ROBUST:
         raise unknown("robust mean", name, [MEAN, *(entry.usage for entry in ROBUST.values())])
     return RobustMean(spec, *ROBUST[name].make(spec))

@@ -17,7 +17,14 @@ import numpy as np
 
 from laconic.bench.server_step import adamw_step, learned_step, relative_step
 from laconic.bench.timing import Step, Tick, medians
-from laconic.errors import require_positive, require_some, unknown
+from laconic.errors import (
+    LaconicError,
+    require_counts,
+    require_parameters,
+    require_positive,
+    require_some,
+    unknown,
+)
 from laconic.local import LocalOptimizer
 from laconic.meta.problem import Inner
 from laconic.meta.train import MetaTrainer, Outer
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
 
 METHODS = ("local-sgd", "lopt-r", "lopt-a-general")  # of a simulated round
 ROUNDS = 10  # in a timed call of a simulation
+MOST_POINTS = 10_000  # workers, local steps, seeds or tasks
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,16 @@ class GrowthConfig:
                 raise unknown("axis", axis, AXES)
             points = AXES[axis].points(self)
             require_some(**{axis: points})
+            if axis == "parameters":
+                require_parameters(min(points))
+                require_parameters(max(points))
+                continue
             require_positive(**{axis: min(points)})
+            if max(points) > MOST_POINTS:
+                raise LaconicError(f"{axis} can be at most {MOST_POINTS:,}, got {max(points):,}.")
         require_positive(repeats=self.repeats)
+        require_counts(repeats=self.repeats)
+        make_task(self.task)
 
 
 class Point(NamedTuple):

@@ -83,6 +83,9 @@ EXAMPLES = {
 }
 
 
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # what JAX's errors say
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: run a subcommand; errors become one line and a non-zero exit."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -96,9 +99,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         sys.exit(dispatch(argv))
     except LaconicError as error:
-        err.print("[bold red]error:[/]", end=" ")
-        say(str(error), err)
-        sys.exit(error.status)
+        sys.exit(_refuse(error))
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and OUT_OF_MEMORY not in str(error):
+            raise
+        reason = " ".join(str(error).splitlines()[:1])
+        sys.exit(_refuse(LaconicError(f"this does not fit in memory: make it smaller. {reason}")))
     except KeyboardInterrupt:  # nothing to save here: resumable runs handle signals themselves
         say("stopped.", err)
         sys.exit(128 + signal.SIGINT)
@@ -122,6 +128,13 @@ def dispatch(argv: Sequence[str]) -> int:
     if argv[0] in compiled.COMMANDS and not {"-h", "--help"} & set(argv):
         compiled.keep_compiled(os.environ)
     return COMMANDS[argv[0]].run(argv[1:])
+
+
+def _refuse(error: LaconicError) -> int:
+    """Show an error → the exit status."""
+    err.print("[bold red]error:[/]", end=" ")
+    say(str(error), err)
+    return error.status
 
 
 def _help() -> None:

@@ -13,6 +13,7 @@ from laconic.bench import growth, meta_train, overhead, round, server_step, timi
 from laconic.cli.terminal import err, out, say, say_examples
 from laconic.errors import unknown
 from laconic.show.table import Table
+from laconic.store.atomic import check_place
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def run_bench(argv: Sequence[str]) -> int:
         raise unknown("benchmark", argv[0], BENCHMARKS)
     name, chosen = argv[0], BENCHMARKS[argv[0]]
     options = _options(chosen.config, argv[1:], f"laconic bench {name}", chosen.summary)
+    check_place(options.output.out / f"{name}.json")
     earlier = None if options.output.compare is None else timing.load_record(options.output.compare)
     with _spinner() as shown:
         line = shown.add_task(f"{name}: compiling …", total=None, count=0)

@@ -10,6 +10,7 @@ from laconic.cli.words import plan_words
 from laconic.runs.configs import PlanConfig
 from laconic.runs.plan import check, plan
 from laconic.show.table import Table, duration, number, percent
+from laconic.store.atomic import check_place
 from laconic.store.records import provenance, write_json
 
 NOTE = (
@@ -22,6 +23,8 @@ def run_plan(argv: Sequence[str]) -> int:
     """`laconic plan [--flags]`."""
     config = plan_words(argv)
     check(config)  # before a bar is shown
+    if config.out is not None:
+        check_place(config.out)
     with timing_bar() as shown:
         total = len(config.optimizers) + len(config.compress)
         line = shown.add_task("measuring", total=total, what="")

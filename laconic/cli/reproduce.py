@@ -80,6 +80,8 @@ class OnScreen(Watching):
 def run_reproduce(argv: Sequence[str]) -> int:
     """`laconic reproduce NAME [--scale …] [--out DIR]`, `--resume DIR` or `--list`."""
     if "--list" in argv:
+        if len(argv) > 1:
+            raise LaconicError(f"--list stands alone, got {' '.join(argv)!r}.")
         return _list()
     if not argv:
         raise LaconicError(

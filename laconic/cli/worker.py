@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -40,8 +41,9 @@ from laconic.engines.waiting import majority
 from laconic.engines.wire import Seal
 from laconic.errors import LaconicError
 from laconic.runs.folder import Interrupted, Observer
-from laconic.runs.train import begun_run, on_devices, seal_of, work, worker_folder
+from laconic.runs.train import begun_run, on_devices, parts_of, seal_of, work, worker_folder
 from laconic.runs.train_log import finish, missing_ends, worker_log
+from laconic.store.atomic import check_place
 from laconic.store.records import plain
 
 END_SECONDS = 20.0  # to wait for the other workers' last records
@@ -118,6 +120,8 @@ def run_worker(argv: Sequence[str]) -> int:
     rank = None if told else rank_from(os.environ)
     train, _ = shared_config(words, None if rank is None else rank.workers)
     train = on_devices(train, config.devices)
+    if entry.service:  # others must meet before JAX is used
+        parts_of(train)  # what cannot be trained is refused before anybody is waited for
     seat = seat_of(config, rank, train.workers)
     hosts = config.join is None and seat.worker == 0
     run = config.run or (begun_run(train, seat.worker) or new_run_id() if hosts else "")
@@ -211,7 +215,7 @@ def seat_of(config: WorkerConfig, rank: ProcessRank | None, workers: int) -> Sea
 
 def needed_workers(config: Connection, workers: int) -> int:
     """How many of them a round needs: --min-workers or, by default, a majority."""
-    if config.grace is not None and config.grace < 0:
+    if config.grace is not None and not 0 <= config.grace < math.inf:
         raise LaconicError(f"--grace is a time in seconds, 0 or more, got {config.grace:g}.")
     if config.grace is not None and not ENGINES[config.engine].service:
         raise LaconicError(f"{config.engine} waits for all workers: leave out --grace.")
@@ -254,6 +258,7 @@ class CompileTurn:
     """
 
     def __init__(self, folder: Path, name: str):
+        check_place(folder / "turn")
         folder.mkdir(parents=True, exist_ok=True)
         self._done = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}{TURN}"
         self._held = False

@@ -18,7 +18,13 @@ import jax.numpy as jnp
 
 from laconic.client import Message
 from laconic.compress import DENSE, Compressor, parse_compressor
-from laconic.errors import LaconicError, require_counts, require_positive, require_some
+from laconic.errors import (
+    LaconicError,
+    require_counts,
+    require_parameters,
+    require_positive,
+    require_some,
+)
 from laconic.method import Method, check_workers
 from laconic.methods import parse_method
 from laconic.outer.base import outer_step
@@ -118,15 +124,13 @@ def check(config: PlanConfig) -> tuple[Link, float]:
     require_some(
         local_steps=config.local_steps, compress=config.compress, optimizers=config.optimizers
     )
-    require_positive(parameters=config.parameters, steps=config.steps, probe=config.probe)
-    require_positive(workers=config.workers, local_steps=min(config.local_steps))
-    require_counts(workers=config.workers, local_steps=min(config.local_steps))
-    if config.rounds is not None:
-        require_counts(rounds=config.rounds)
+    rounds = 1 if config.rounds is None else config.rounds
+    counts = {"steps": config.steps, "probe": config.probe, "workers": config.workers}
+    require_positive(**counts, rounds=rounds, local_steps=min(config.local_steps))
+    require_counts(**counts, rounds=rounds, local_steps=max(config.local_steps))
     if not 0 < config.share < 1:
         raise LaconicError(f"share is a share of a round, above 0 and below 1; got {config.share}.")
-    if config.parameters >= 2**40:
-        raise LaconicError(f"parameters can be at most 10^12, got {config.parameters:g}.")
+    require_parameters(config.parameters)
     for name in config.optimizers:
         check_workers(parse_method(name, config.workers), config.workers)
     for name in config.compress:

@@ -35,6 +35,16 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             temporary.unlink()
 
 
+def check_place(path: str | Path) -> None:
+    """Raise where a file cannot be written, before hours are spent on what it is to hold: in place
+    of a folder, or below something that is none."""
+    path = Path(path)
+    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if path.is_dir() or not above.is_dir():
+        wrong = f"{path} is a folder" if path.is_dir() else f"{above} is not a folder"
+        raise LaconicError(f"cannot write {path}: {wrong}. Give the path of a file.")
+
+
 def clear(folder: str | Path) -> None:
     """Remove the temporary files that killed processes left in a folder."""
     for path in Path(folder).glob(".laconic-*.tmp"):

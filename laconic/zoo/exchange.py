@@ -18,10 +18,10 @@ def push(
 
     Args:
         source: what `load` takes.
-        repo: user/repo or user/repo@branch on the Hugging Face Hub, which is made if missing; any
-            other path is a folder, where nothing is overwritten.
+        repo: user/repo or user/repo@branch on the Hugging Face Hub, which is made if missing; or a
+            folder, a `Path` or a text with ./, ../ or / in front, where nothing is overwritten.
         private: whether a repository that is made is shown to its owner only.
-        message: of the commit.
+        message: of the commit. A folder has no owner and no commits, and refuses both.
 
     Returns:
         The address of the commit, or the full path of the folder.
@@ -29,6 +29,11 @@ def push(
     path = file.locate(source)
     opened = file.read(path)
     found, learned = _repo_meant(repo), file.fields_of(opened.architecture)
+    if found is None and (private or message is not None):
+        raise LaconicError(
+            f"{os.fspath(repo)!r:.200} is a folder: it is not private to anybody and has no "
+            "commits; leave out private and message."
+        )
     shown = str(found or Path(repo))
     files = repository.files_of(path.read_bytes(), learned, opened.card, shown)
     if found is None:
@@ -49,9 +54,10 @@ def pull(repo: str, folder: str | os.PathLike[str] | None = None) -> list[Path]:
     found = hub.repo_from(repo)
     if found is None:
         raise LaconicError(f"{repo!r:.200} names no repository: give user/repo, or user/repo@tag.")
+    target = Path(folder or found.name.partition("/")[2])
+    repository.check_free(target)
     there = hub.download(found, repository.FILES)
     file.read(file.locate(there))
-    target = Path(folder or found.name.partition("/")[2])
     return repository.write(
         target, {name: (there / name).read_bytes() for name in repository.FILES}
     )
@@ -65,7 +71,8 @@ def _repo_meant(repo: str | os.PathLike[str]) -> hub.Repo | None:
             f"{repo} could be the folder here or a repository on the Hugging Face Hub: write "
             f"./{repo} for the folder, or push from elsewhere."
         )
-    if found is None and not {"/", os.sep} & set(os.fspath(repo)):
+    told = not isinstance(repo, str) or os.path.isabs(repo) or Path(repo).parts[:1] == ("..",)
+    if found is None and not told and not os.fspath(repo).startswith(f".{os.sep}"):
         raise LaconicError(
             f"{os.fspath(repo)!r:.200} could be a folder or a repository: write ./NAME for a "
             "folder, or USER/NAME for one on the Hugging Face Hub."

@@ -46,14 +46,20 @@ def files_of(weights: bytes, learned: Mapping[str, Any], card: Card, repo: str) 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Write the files to a folder → their paths; nothing is overwritten."""
+    check_free(folder)
+    for name in FILES:
+        atomic.write_bytes(folder / name, files[name])
+    return [folder / name for name in FILES]
+
+
+def check_free(folder: Path) -> None:
+    """Raise where a repository cannot be written."""
+    atomic.check_place(folder / WEIGHTS)
     present = [str(folder / name) for name in FILES if (folder / name).exists()]
     if present:
         raise LaconicError(
             f"{', '.join(present)} exists already and would be overwritten: choose another folder."
         )
-    for name in FILES:
-        atomic.write_bytes(folder / name, files[name])
-    return [folder / name for name in FILES]
 
 
 def is_there(names: Iterable[str]) -> bool:

@@ -231,8 +231,12 @@ def test_where_a_push_goes_is_never_guessed(source, tmp_path, monkeypatch, raise
     (tmp_path / "user" / "repo").mkdir(parents=True)
     with raises_clearly("could be the folder here", "write ./user/repo"):
         push(source, "user/repo")
-    with raises_clearly("could be a folder or a repository", "./NAME", "USER/NAME"):
-        push(source, "repo")
+    for unclear in ("repo", "user/", "a/b/c", "user/repo@", "user/re po", "~/repo"):
+        with raises_clearly("could be a folder or a repository", "./NAME", "USER/NAME"):
+            push(source, unclear)
+    with raises_clearly("is a folder", "leave out private"):
+        push(source, "./new", private=True)
+    assert not (tmp_path / "new").exists()
     assert push(source, "./user/repo") == str(tmp_path / "user" / "repo")
     same_bits(load("user/repo"))  # what is here comes first
 
