@@ -110,8 +110,8 @@ def _sources(folder: str, record: Record, wrong: list[str], counts: dict[str, in
     named = made.get("commit")
     if said is None or (made.get("dirty") and named not in WRITTEN_BY):
         return
-    known = at_commit(WRITTEN_BY.get(named, named)) if named else None
+    commit = WRITTEN_BY.get(named, named) if named else None
+    known = at_commit(commit) if commit else None
     counts["sources" if known else "sources_unknown"] += 1
-    if known is not None and known != said:
-        commit = WRITTEN_BY.get(named, named)
+    if commit and known is not None and known != said:
         wrong.append(f"{folder}: its sources are not those of {commit[:9]}, as is said of it")

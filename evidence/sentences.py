@@ -25,8 +25,12 @@ Claim = tuple[str, Callable[[], Sequence[float]]]
 
 FEDERATED = "reproduce/fig-federated-full"
 LARGE = "reproduce/fig-large-full"
-SETTINGS = ("fmnist-mlp2-alpha100", "fmnist-mlp2-alpha0.1", "cifar10-cnn-alpha100")
-SETTINGS += ("cifar10-cnn-alpha0.1",)
+SETTINGS = (
+    "fmnist-mlp2-alpha100",
+    "fmnist-mlp2-alpha0.1",
+    "cifar10-cnn-alpha100",
+    "cifar10-cnn-alpha0.1",
+)
 EARLY, LATE = (181, 200), (951, 1000)
 OURS, TUNED = "FedLOpt", "FedLOpt (tuned)"
 

@@ -262,20 +262,19 @@ class MetaTrainer:
     def start(self, seed: int, theta: Theta | None = None) -> MetaState:
         """The state before the first outer step; φ is drawn from the seed unless given."""
         key = jax.random.key(seed)
-        if theta is None:
-            theta = self.learned.init(jax.random.fold_in(key, 0))
-        self.learned.check(theta)
-        theta, key = self._everywhere((theta, key))
+        given = self.learned.init(jax.random.fold_in(key, 0)) if theta is None else theta
+        self.learned.check(given)
+        first, key = self._everywhere((given, key))
         if not self._apart:
-            return self._start(self._data, theta, key)
+            return self._start(self._data, first, key)
         rows = zip(self._families, zip(*self._data, strict=True), strict=True)
-        begin: list[Call] = [(family.begin, (own, theta, key)) for family, own in rows]
+        begin: list[Call] = [(family.begin, (own, first, key)) for family, own in rows]
         compile_all(begin)
         states = tuple(start(*given) for start, given in begin)
-        adamw, key = self._adamw.init(theta), jax.random.fold_in(key, 2)
-        first = MetaState(theta, theta, adamw, (), jnp.int32(0), key)
+        adamw, key = self._adamw.init(first), jax.random.fold_in(key, 2)
+        state = MetaState(first, first, adamw, (), jnp.int32(0), key)
         # Each in memory of its own, so that a step can use the state up.
-        return jax.tree.map(jnp.copy, first)._replace(estimators=states)
+        return jax.tree.map(jnp.copy, state)._replace(estimators=states)
 
     def place(self, state: MetaState) -> MetaState:
         """A state read from a file, where this trainer keeps its own."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from laconic.client import LocalOptimizer, Shared, local_client
-from laconic.data.feed import Streamed
+from laconic.data.feed import Resident, Streamed
 from laconic.errors import LaconicError
 from laconic.show.timing import measure_step
 from laconic.tasks.base import Task
@@ -58,9 +58,12 @@ def with_fresh_statistics(
     running mean that keeps 0.9 forgets all but 0.5 % of it in 50 minibatches.
     """
 
+    feed = task.feed
+    assert isinstance(feed, Resident)  # check_fresh_statistics refuses streams
+
     def one(model_state: Any, key: jax.Array) -> tuple[Any, None]:
         drawn, used = jax.random.split(key)
-        examples = task.feed.take(task.feed.sample(drawn, (batch,)))
+        examples = feed.take(feed.sample(drawn, (batch,)))
         return task.loss(shared.params, model_state, examples, used)[1].model_state, None
 
     model_state, _ = jax.lax.scan(one, shared.model_state, jax.random.split(key, batches))

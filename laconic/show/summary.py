@@ -152,9 +152,11 @@ def summary_of(records: Sequence[Record]) -> Record:
     for row in summary["rows"]:
         method = methods.get(row["label"])
         row = {**row, "label": row["label"] if method is None else method["label"]}
-        for metric in BEST if method is not None else ():
-            found = best_heldout(method, metric) if len(method["evaluated_at"]) > 1 else None
-            row |= {} if found is None else {f"{metric}_best": found[0], f"{metric}_at": found[1]}
+        if method is not None and len(method["evaluated_at"]) > 1:
+            for metric in BEST:
+                found = best_heldout(method, metric)
+                if found is not None:
+                    row |= {f"{metric}_best": found[0], f"{metric}_at": found[1]}
         rows.append(row)
     shown = {word: method["label"] for word, method in methods.items()}
     reference = summary["reference"]
