@@ -90,7 +90,7 @@ def step(
     share = 1 / (root + 0.1 * s)
     adam = 0.1 * b[0.9] / (1 - 0.9**tensor.t) * share
     nesterov = delta + momentum * (1 + 1.2 * o[1]) * b[momentum]
-    mixed = nesterov + o[2] * b[0.5] + 0.1 * o[3] * b[0.99] + 3 * o[4] * s * adam
+    mixed = nesterov + 0.5 * o[2] * b[0.5] + 0.1 * o[3] * b[0.99] + 3 * o[4] * s * adam
     if "g0" in phi:
         now = delta * share
         slow = 0.01 * b[0.99] / (1 - 0.99**tensor.t) * share
