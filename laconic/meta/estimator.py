@@ -7,7 +7,7 @@ group i depends on (key, i) alone, not on where it runs.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -135,3 +135,10 @@ def begin_all(problem: InnerProblem, theta: Theta, keys_N: jax.Array, clock: Clo
     """A new run for every group, leaves [N, …], as long as its clock says."""
     begin = lambda key, rounds: problem.lasting(problem.begin(theta, key), rounds)
     return jax.vmap(begin)(keys_N, clock.horizon)
+
+
+def restricted(tree: Any, names: Sequence[str]) -> Any:
+    """A tree in the shape of φ with zeros for all tensors but those named; unnamed, the whole."""
+    if not names:
+        return tree
+    return {name: x if name in names else jnp.zeros_like(x) for name, x in tree.items()}

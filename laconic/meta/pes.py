@@ -13,9 +13,11 @@ their mean losses L⁺ and L⁻:
 PES is an unbiased estimate of the gradient of the smoothed loss of whole runs; ES forgets how
 earlier truncations led to this one, which makes it short-sighted unless a truncation is a whole
 run. NRES is unbiased as PES is, and where losses are smooth in φ its variance does not grow with
-the number of truncations. N pairs are the paper's 2N particles.
+the number of truncations. N pairs are the paper's 2N particles. `outlying` trades their being
+unbiased for less variance; `only` names the tensors of φ that are perturbed, all by default.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +34,7 @@ from laconic.meta.estimator import (
     Metrics,
     begin_all,
     group_keys,
+    restricted,
     start_clocks,
     tick,
     where_N,
@@ -58,10 +61,13 @@ def pes(
     sigma: float = 0.01,
     horizon: Horizon = Horizon(),
     reset_diverged: bool = True,
+    outlying: float = math.inf,
+    only: tuple[str, ...] = (),
 ) -> GradientEstimator:
     """Persistent evolution strategies; `reset_diverged` ends a pair early once both its runs sit at
     the ceiling."""
-    return _antithetic(problem, _persist, pairs, truncation, sigma, horizon, reset_diverged)
+    given = (pairs, truncation, sigma, horizon, reset_diverged, outlying, only)
+    return _antithetic(problem, _persist, *given)
 
 
 def es(
@@ -72,10 +78,13 @@ def es(
     sigma: float = 0.01,
     horizon: Horizon = Horizon(),
     reset_diverged: bool = True,
+    outlying: float = math.inf,
+    only: tuple[str, ...] = (),
 ) -> GradientEstimator:
     """Truncated evolution strategies; with `Horizon(truncation, truncation)` every unroll is a
     whole run."""
-    return _antithetic(problem, _forget, pairs, truncation, sigma, horizon, reset_diverged)
+    given = (pairs, truncation, sigma, horizon, reset_diverged, outlying, only)
+    return _antithetic(problem, _forget, *given)
 
 
 def nres(
@@ -86,9 +95,12 @@ def nres(
     sigma: float = 0.01,
     horizon: Horizon = Horizon(),
     reset_diverged: bool = True,
+    outlying: float = math.inf,
+    only: tuple[str, ...] = (),
 ) -> GradientEstimator:
     """Noise-reuse evolution strategies: a pair keeps one perturbation for the whole of its run."""
-    return _antithetic(problem, _reuse, pairs, truncation, sigma, horizon, reset_diverged)
+    given = (pairs, truncation, sigma, horizon, reset_diverged, outlying, only)
+    return _antithetic(problem, _reuse, *given)
 
 
 def _persist(xi: jax.Array, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -112,8 +124,10 @@ def _antithetic(
     sigma: float,
     horizon: Horizon,
     reset_diverged: bool,
+    outlying: float,
+    only: tuple[str, ...],
 ) -> GradientEstimator:
-    require_positive(pairs=pairs, truncation=truncation, sigma=sigma)
+    require_positive(pairs=pairs, truncation=truncation, sigma=sigma, outlying=outlying)
     horizon.check_truncation(truncation)
 
     def init(theta: Theta, key: jax.Array) -> Pairs:
@@ -125,12 +139,13 @@ def _antithetic(
     def estimate(theta: Theta, state: Pairs, key: jax.Array) -> tuple[Theta, Pairs, Metrics]:
         keys_N3 = group_keys(state.clock, key)
         eps = jax.vmap(partial(perturbation, theta, sigma))(keys_N3[:, 0])
+        eps = restricted(eps, only)
         pairs_of = jax.tree.map(remember, state.xi, eps)
         eps, xi = jax.tree.transpose(jax.tree.structure(theta), None, pairs_of)
         runs, losses_N2 = jax.vmap(partial(_unroll_pair, problem, theta, truncation))(
             state.runs, eps
         )
-        gradient = jax.tree.map(partial(_correlate, losses_N2, sigma), xi)
+        gradient = jax.tree.map(partial(_correlate, differences(losses_N2, outlying), sigma), xi)
         hopeless_N = jnp.all(losses_N2 >= problem.ceiling * (1 - 1e-6), axis=1) & reset_diverged
         hopeless_N |= ~jnp.all(jnp.isfinite(losses_N2), axis=1)
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
@@ -167,11 +182,22 @@ def _unroll_pair(
     return jax.vmap(one)(jnp.asarray(SIGNS), runs)
 
 
-def _correlate(losses_N2: jax.Array, sigma: float, xi_N: jax.Array) -> jax.Array:
-    # Without a ceiling a run can diverge to infinity: such a pair teaches nothing, and begins anew.
-    difference_N = jnp.where(
-        jnp.all(jnp.isfinite(losses_N2), axis=1), losses_N2[:, 0] - losses_N2[:, 1], 0
-    )
+def differences(losses_N2: jax.Array, outlying: float) -> jax.Array:
+    """L⁺ − L⁻ of every pair, 0 where one is not finite: without a ceiling a run can diverge to
+    infinity, and such a pair teaches nothing and begins anew.
+
+    Those further from 0 than `outlying` medians of their absolute values count as that many: a few
+    runs near chaos would be most of a mean otherwise.
+    """
+    finite_N = jnp.all(jnp.isfinite(losses_N2), axis=1)
+    difference_N = jnp.where(finite_N, losses_N2[:, 0] - losses_N2[:, 1], 0)
+    if outlying == math.inf:
+        return difference_N
+    most = outlying * jnp.median(jnp.abs(difference_N))
+    return jnp.clip(difference_N, -most, most)
+
+
+def _correlate(difference_N: jax.Array, sigma: float, xi_N: jax.Array) -> jax.Array:
     difference_N /= 2 * sigma**2
     return jnp.mean(xi_N * difference_N.reshape(-1, *[1] * (xi_N.ndim - 1)), axis=0)
 

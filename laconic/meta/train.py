@@ -24,7 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from laconic.errors import LaconicError, require_counts, require_positive, unknown
 from laconic.federated.population import Bank
 from laconic.meta.backprop import backprop
-from laconic.meta.estimator import GradientEstimator, Horizon, Metrics
+from laconic.meta.estimator import GradientEstimator, Horizon, Metrics, restricted
 from laconic.meta.pes import es, nres, pes
 from laconic.meta.problem import (
     Inner,
@@ -129,6 +129,9 @@ class Outer:
         weight_decay: AdamW's.
         clip: the norm that each task's meta-gradient is clipped to (0: off).
         average: decay of the exponential average of φ that is judged beside φ itself (0: off).
+        outlying: pairs whose losses differ by more than so many medians of all pairs' differences
+            count as that many (0: off).
+        trained: the tensors of φ that are trained; none named: all.
 
     Example:
         >>> from laconic import Outer
@@ -149,6 +152,8 @@ class Outer:
     weight_decay: float = 1e-4
     clip: float = 1.0
     average: float = 0.0
+    outlying: float = 0.0
+    trained: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_positive(
@@ -163,8 +168,13 @@ class Outer:
             raise LaconicError(
                 f"average is the decay of φ's running mean, in [0, 1); got {self.average}."
             )
-        if not all(0 <= x < math.inf for x in (self.clip, self.weight_decay, self.warmup)):
-            raise LaconicError("clip, weight_decay and warmup must be finite and not negative.")
+        limits = (self.clip, self.weight_decay, self.warmup, self.outlying)
+        if not all(0 <= x < math.inf for x in limits):
+            raise LaconicError(
+                "clip, weight_decay, warmup and outlying must be finite and not negative."
+            )
+        if self.estimator == "backprop" and (self.outlying or self.trained):
+            raise LaconicError("outlying and trained are for estimators with perturbations.")
 
     def adamw(self) -> optax.GradientTransformation:
         """AdamW with linear warm-up from 3e-10 and cosine decay to `last`."""
@@ -264,6 +274,9 @@ class MetaTrainer:
         key = jax.random.key(seed)
         given = self.learned.init(jax.random.fold_in(key, 0)) if theta is None else theta
         self.learned.check(given)
+        for name in self.outer.trained:
+            if name not in given:
+                raise unknown("tensor of φ", name, given)
         first, key = self._everywhere((given, key))
         if not self._apart:
             return self._start(self._data, first, key)
@@ -367,6 +380,8 @@ class MetaTrainer:
 
     def _estimator(self, data: Data, inner: Inner) -> GradientEstimator:
         o = self.outer
+        more: dict[str, Any] = {"outlying": o.outlying} if o.outlying else {}
+        more |= {"only": o.trained} if o.trained else {}
         return ESTIMATORS[o.estimator].make(
             self._problem(data, inner),
             pairs=o.pairs,
@@ -374,6 +389,7 @@ class MetaTrainer:
             sigma=o.sigma,
             horizon=o.horizon,
             reset_diverged=o.reset_diverged,
+            **more,
         )
 
     def _init(self, data: AllData, theta: Theta, key: jax.Array) -> MetaState:
@@ -415,6 +431,7 @@ class MetaTrainer:
         norms = jnp.stack([optax.tree.norm(g) for g in gradients])
         gradient = jax.tree.map(lambda *g: sum(g) / len(g), *map(self._clipped, gradients, norms))
         updates, adamw = self._adamw.update(gradient, state.adamw, state.theta)
+        updates = restricted(updates, self.outer.trained)
         theta: Any = optax.apply_updates(state.theta, updates)
         keep = self.outer.average
         average = jax.tree.map(lambda a, t: keep * a + (1 - keep) * t, state.average, theta)

@@ -49,8 +49,9 @@ from laconic.workers import Simulated
 
 SETTING = (1 << 20) + 2  # of a run's key: the stream of its setting
 TRAIN = 0.95  # the share of the train loss in the meta-loss
-LEAST_LOSS = 1e-4  # losses far below it count as equal
-FEWEST_EXAMPLES = 32  # so few are learned by heart, as a small task's data are
+LEAST_LOSS = 1e-3  # losses far below it count as equal
+WHOLE = 0.5  # the probability that a run trains on all examples of its task
+FEWEST_EXAMPLES = 256  # so few are learned by heart, as a small task's data are
 LEAST_WORKERS = 2
 TOLD = 0.75  # the probability that K, or H, or the run's length, or agreement is told
 LATE = 0.8  # the share of a run after which its rounds count more
@@ -80,7 +81,9 @@ class Lasting(NamedTuple):
 
 
 def drawn(inner: Inner, size: int, key: jax.Array) -> Drawn:
-    """The setting of the run with this key: all sizes log-uniform, the rate within its spread."""
+    """The setting of the run with this key: sizes log-uniform, the rate within its spread; half of
+    the runs train on all examples, or those that a few are learned by heart from would be all that
+    the logarithm of the loss tells of."""
     keys = jax.random.split(jax.random.fold_in(key, SETTING), 6)
 
     def between(key: jax.Array, least: float, most: float) -> jax.Array:
@@ -92,11 +95,13 @@ def drawn(inner: Inner, size: int, key: jax.Array) -> Drawn:
         return jnp.clip(found, least, most)
 
     rate = inner.local.learning_rate
+    some = whole(keys[3], FEWEST_EXAMPLES, size)
+    every = jax.random.bernoulli(jax.random.fold_in(keys[3], 1), WHOLE)
     return Drawn(
         between(keys[0], rate / inner.spread, rate * inner.spread),
         whole(keys[1], LEAST_WORKERS, inner.workers),
         whole(keys[2], 1, inner.local_steps),
-        whole(keys[3], FEWEST_EXAMPLES, size),
+        jnp.where(every, size, some),
         jax.random.randint(keys[4], (), 0, size),
         jax.random.bernoulli(keys[5], TOLD, (4,)).astype(jnp.float32),
     )

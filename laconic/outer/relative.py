@@ -6,7 +6,7 @@ parameters,
     b_β ← β·b_β + Δ  for β = 0.5, 0.9, 0.99
     v ← 0.99·v + 0.01·Δ²,  q ← 0.95·q + 0.05·mean(Δ²),  m = 0.1·b_0.9  (with a hat: bias-corrected)
     s = √q̂,  o = tanh(head(inputs))
-    step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + 1.2·o₁)·b_μ + o₂·b_0.5 + 0.1·o₃·b_0.99
+    step = ρ·e^{1.5·o₀}·[Δ + μ·(1 + 1.2·o₁)·b_μ + 0.5·o₂·b_0.5 + 0.1·o₃·b_0.99
                         + 3·o₄·s·m̂/(√v̂ + 0.1·s)]
 
 The inputs (`INPUTS`) are ratios and counts, so a step scales with Δ and p, and every tensor is on
@@ -111,6 +111,25 @@ class RelativeOptimizer(RelativeArchitecture):
                 draw = jax.random.truncated_normal(own, -2.0, 2.0, shape, jnp.float32)
                 found[name] = draw / shape[0] ** 0.5
         return found
+
+    def grown(self, theta: Theta) -> Theta:
+        """φ of one with fewer hidden units for this one: the new units begin as `init` draws them
+        and nothing listens to them yet, so it takes the same steps."""
+        few = theta["b0"].shape[0]
+        if few == self.hidden:
+            return theta
+        if self.gates or few > self.hidden:
+            raise LaconicError(
+                f"lopt-r with {self.hidden} hidden units and {self.gates} gates cannot begin from "
+                f"one with {few}: it needs more units, and no gates."
+            )
+        fresh = self.init(jax.random.key(few))
+        rest = {"w0": fresh["w0"][:, few:], "b0": fresh["b0"][few:], "w1": fresh["w1"][few:]}
+        axes = {"w0": 1, "b0": 0, "w1": 0}
+        return {
+            name: jnp.concatenate([jnp.asarray(x), rest[name]], axes[name]) if name in rest else x
+            for name, x in theta.items()
+        }
 
     def __call__(
         self,

@@ -92,6 +92,11 @@ class MetaConfig:
     """Norm that each task's meta-gradient is clipped to; 0: not clipped."""
     average: float = 0.995
     """Decay of a running average of φ, judged beside φ; 0: none."""
+    outlying: float = 0.0
+    """Pairs whose losses differ by more than so many medians of all pairs' differences count as
+    that many; 0: whole."""
+    trained: tuple[str, ...] = ()
+    """The tensors of φ that are trained, as w1 and b1; none named: all."""
     time: Literal["shifted", "paper"] = "shifted"
     """Time features tanh(t/x − 1) or, as the paper writes them, tanh(t/x)."""
     output_scale: float = 0.01

@@ -27,6 +27,7 @@ from laconic.errors import CannotBegin, LaconicError, require_seed
 from laconic.meta.problem import Learned
 from laconic.meta.train import MetaState, MetaTrainer, Progress, group_mesh
 from laconic.outer.learned import LearnedOptimizer, Theta
+from laconic.outer.relative import RelativeOptimizer
 from laconic.runs.estimate import Forecast, Outlook, TooLarge, compiled_all, step_operations
 from laconic.runs.folder import (
     Interrupted,
@@ -354,9 +355,9 @@ def _initial(config: MetaConfig) -> Theta | None:
     if config.init is None:
         return None
     found, wanted = load(config.init), config.learned()
-    own = ("hidden", "rate", "momentum") if config.architecture == "lopt-r" else LEARNED_AS
+    own = ("rate", "momentum", "gates", "inputs") if isinstance(wanted, RelativeOptimizer) else ()
     fewer = _multiple(found.learned, wanted)
-    for what in ("architecture", *own):
+    for what in ("architecture", *(own or LEARNED_AS)):
         theirs, ours = getattr(found.learned, what), getattr(wanted, what)
         if what == "workers" and fewer:
             continue
@@ -369,7 +370,7 @@ def _initial(config: MetaConfig) -> Theta | None:
     if isinstance(wanted, LearnedOptimizer):
         theta = wanted.widened(found.theta, fewer) if fewer else found.theta
         return wanted.seen(theta)
-    return found.theta
+    return wanted.grown(found.theta)
 
 
 def _multiple(found: Learned, wanted: Learned) -> int:

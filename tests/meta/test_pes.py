@@ -12,7 +12,7 @@ import pytest
 from laconic.client import LocalOptimizer
 from laconic.meta.backprop import backprop
 from laconic.meta.estimator import Clock, Horizon, group_keys, start_clocks
-from laconic.meta.pes import Pairs, es, nres, perturbation, pes
+from laconic.meta.pes import Pairs, differences, es, nres, perturbation, pes
 from laconic.meta.problem import Inner, InnerProblem, training_problem
 from laconic.outer.learned import LearnedOptimizer
 from laconic.tasks.catalog import make_task
@@ -426,3 +426,27 @@ def test_both_signs_see_the_same_data_and_pairs_do_not():
         for pair in range(GROUPS):
             # And every round brings others.
             assert len({row.tobytes() for row in leaf[pair, 0]}) == 4
+
+
+# --- less variance --------------------------------------------------------------------------------
+
+
+def test_outlying_pairs_count_as_so_many_medians_and_broken_ones_not_at_all():
+    losses = jnp.array([[1.0, 0.9], [1.0, 1.2], [5.0, 1.0], [0.0, 7.0], [jnp.inf, 1.0]])
+    whole = np.array([0.1, -0.2, 4.0, -7.0, 0.0])
+    assert_close(differences(losses, float("inf")), whole, 1e-6)
+    median = 0.2  # of 0.1, 0.2, 4, 7 and 0
+    assert_close(differences(losses, 3.0), np.clip(whole, -3 * median, 3 * median), 1e-6)
+
+
+def test_only_the_tensors_that_are_named_are_perturbed():
+    settings: Any = {"pairs": N, "truncation": T, "sigma": SIGMA, "horizon": SPAN}
+    every, one = nres(CALM, **settings), nres(CALM, only=("momentum",), **settings)
+    key = jax.random.key(4)
+    state = one.init(unflatten(), key)
+    gradient, after, _ = one.estimate(unflatten(), state, key)
+    assert not np.any(gradient["log_rates"])
+    assert not np.any(after.xi["log_rates"])
+    assert gradient["momentum"] != 0
+    noise = every.estimate(unflatten(), state, key)[1].xi["momentum"]
+    np.testing.assert_array_equal(after.xi["momentum"], noise)

@@ -48,6 +48,7 @@ def test_each_run_draws_its_own_setting():
     expected = 4000 * np.log1p(1 / np.arange(1, 5)) / np.log(5)  # log-uniform, rounded down
     np.testing.assert_allclose(steps[1:], expected, atol=4 * np.sqrt(1000))
     assert FEWEST_EXAMPLES <= np.min(found.examples) < FEWEST_EXAMPLES * 1.02
+    assert abs(np.mean(found.examples == size) - 0.5) < 4 * np.sqrt(0.25 / 4000) + 0.01
     assert size * 0.98 < np.max(found.examples) <= size
     assert 0 <= np.min(found.first) <= np.max(found.first) < size
     np.testing.assert_allclose(np.mean(found.tells, axis=0), 0.75, atol=0.03)
@@ -72,7 +73,7 @@ def plain_losses(setting: Any, items: Any, key: jax.Array) -> np.ndarray:
         valid = digits().evaluate(state.shared.params, (), batch)["loss"]
         both = np.array([np.mean(np.asarray(losses, np.float64)), float(valid)])
         weight = 3.0 if t >= 0.8 * ROUNDS else 0.5
-        found.append(weight * np.dot([0.95, 0.05], np.log1p(both / 1e-4)))
+        found.append(weight * np.dot([0.95, 0.05], np.log1p(both / 1e-3)))
     return np.array(found)
 
 

@@ -325,3 +325,18 @@ def test_a_run_tells_what_was_left_out():
 def test_what_cannot_be_is_refused(make, words):
     with pytest.raises(LaconicError, match=words):
         make()
+
+
+def test_more_hidden_units_begin_with_the_same_steps_and_can_learn():
+    few = RelativeOptimizer(hidden=3)
+    many = RelativeOptimizer(hidden=7)
+    theta = jax.tree.map(lambda x: x + 0.1, few.init(jax.random.key(5)))
+    grown = many.grown(theta)
+    many.check(grown)
+    before, _ = run(few, theta, PARAMS, means_of(DELTAS), {}, None)
+    after, _ = run(many, grown, PARAMS, means_of(DELTAS), {}, None)
+    assert_close(after, before, 1e-6)
+    assert np.all(np.asarray(grown["w1"])[3:] == 0)
+    assert np.any(np.asarray(grown["w0"])[:, 3:] != 0)
+    with pytest.raises(LaconicError, match="3 hidden units and 0 gates cannot begin from one with"):
+        few.grown(grown)
