@@ -64,7 +64,9 @@ def opening(folder: Path) -> bytes:
 def chosen(folder: Path) -> list[dict]:
     """The records of a comparison without the methods that are not shown."""
     records = read(folder / "records.jsonl")
-    return [x for x in records if x["kind"] != "method" or x["label"] in SHOWN]
+    shown = [x for x in records if x["kind"] != "method" or x["label"] in SHOWN]
+    rows = lambda x: [row for row in x["rows"] if row["label"] in SHOWN]
+    return [{**x, "rows": rows(x)} if x["kind"] == "summary" else x for x in shown]
 
 
 def experiment(folder: Path) -> bytes:

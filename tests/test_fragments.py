@@ -343,7 +343,7 @@ def test_workers_that_cannot_stop_in_a_round_are_refused(raises_clearly):
         proximal_client(TASK, SGD.optax(), 0.1),
         own,
     ):
-        with raises_clearly("not for methods without local steps", "FedProx or SCAFFOLD"):
+        with raises_clearly("not for methods without local steps", "FedProx, SCAFFOLD"):
             start(client)
     with raises_clearly("4 tensors cannot be cut into 5 fragments"):
         workers = set_up(OUTER["average"].make())[0]

@@ -25,7 +25,7 @@ from laconic.engines.base import Digest
 from laconic.engines.local_workers import LocalWorkers, Seconds
 from laconic.engines.replica import Programs, Replica, fingerprint, name_of
 from laconic.engines.topology import GATHER, REDUCE, Topology
-from laconic.engines.wire import Layout, fill_frame
+from laconic.engines.wire import HEADER, Layout, fill_frame
 from laconic.fragments import (
     Cut,
     Fragments,
@@ -271,6 +271,7 @@ class FragmentWorkers(LocalWorkers):
                 header = self._header(0, worker, now, origin, float(message.weight[i]), loss)
                 frame = self._rooms[worker]
                 layout = programs.at(now).layout
+                frame[HEADER:] = 0  # another fragment was here, and pieces are measured to their end
                 fill_frame(layout, header, tree, frame[: layout.frame])
                 self._signed[worker] = self._threads.submit(self._sign, frame, now)
         self.round = now

@@ -220,6 +220,14 @@ SWEEPS: dict[str, tuple[str, SweepConfig]] = {
                 8,
             ),
             (
+                "desloc",
+                "desloc",
+                "the rate of DES-LOC's AdamW workers",
+                4,
+                (_ADAMW,),
+                8,
+            ),
+            (
                 "snoo",
                 "snoo",
                 "one worker's rate and both numbers of the server in SNOO",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from laconic.client import gradient_client
 from laconic.errors import CannotBegin, LaconicError
 from laconic.meta.train import Call, compile_all
 from laconic.runs.folder import Observer
@@ -312,6 +313,8 @@ def alike(simulations: "Sequence[Simulation]") -> bool:
     """Whether methods are about equally fast: nearly all they compute is as many local steps."""
     first = simulations[0]
     if any((other.K, other.H) != (first.K, first.H) for other in simulations):
+        return False
+    if len({other.method.client is gradient_client for other in simulations}) > 1:
         return False
     local = first.K * first.H * step_operations(first.task, first.setting.batch)
     params = jax.eval_shape(first.task.init, jax.random.key(0))[0]

@@ -49,6 +49,7 @@ POINTS = {
         {"gamma": 0.003, "lr": 0.7, "momentum": 0.9},
         {"gamma": 0.01, "lr": 0.3, "momentum": 0.5},
     ],
+    "desloc": [{"gamma": 0.003}, {"gamma": 0.03}],
     "fedavg": [{"gamma": 0.3}, {"gamma": 0.05}],
     "fedexp": [{"gamma": 0.3, "eps": 1e-3}, {"gamma": 0.05, "eps": 0.0}],
     "fedavgm": [{"gamma": 0.1, "eta": 1.0, "beta": 0.9}, {"gamma": 0.05, "eta": 0.5, "beta": 0.0}],
@@ -115,7 +116,7 @@ def rates(*gammas):
 def test_a_point_is_the_run_that_compare_would_make(method):
     task, point = least_squares(), POINTS[method][1]
     setting = replace(SETTING, workers=1) if method == "snoo" else SETTING
-    with lenient(method in ("adam", "diloco", "muloco", "snoo")):  # optax's Adam and Muon
+    with lenient(method in ("adam", "diloco", "muloco", "snoo", "desloc")):  # optax's Adam and Muon
         outcome = Sweep(task, method, setting).run(POINTS[method], 2)
         expected = curves_of(by_compare(task, method, point, setting))
     np.testing.assert_allclose(outcome.curves[1], expected, rtol=1e-5)

@@ -79,6 +79,7 @@ def weights(learned: Any = LOPT_A, seed: int = 5) -> dict[str, Any]:
 def a_meta(spec: Any = LOPT_A, changes: Any = None) -> dict[str, Any]:
     """What the file format says a file's meta holds, spelled out by hand."""
     version, learned = (4, fields_of(spec)) if spec is LOPT_R else (3, asdict(spec))
+    learned.pop("blind", None)  # how it is meta-trained; its weights say the rest
     meta = {"format": "laconic-optimizer", "version": version, "learned": learned}
     return meta | {"card": to_json(a_card(spec))} | (changes or {})
 
