@@ -63,9 +63,10 @@ def links(path: Path) -> list[str]:
 
 def paths_in_backticks(text: str) -> list[str]:
     """What looks like a file or folder of ours; `*` and `…` stand for anything, so such patterns
-    are left out."""
+    are left out. So are learned optimizers with options: the files of runs are not kept."""
     words = re.findall(r"`([^`\n]+)`", text)
-    return [word for word in words if word.startswith(PLACES) and not re.search(r"[\s*…<>]", word)]
+    other = re.compile(r"[\s*…<>]|\.safetensors:")
+    return [word for word in words if word.startswith(PLACES) and not other.search(word)]
 
 
 def anchors(path: Path) -> set[str]:

@@ -120,6 +120,8 @@ def run_worker(argv: Sequence[str]) -> int:
     rank = None if told else rank_from(os.environ)
     train, _ = shared_config(words, None if rank is None else rank.workers)
     train = on_devices(train, config.devices)
+    if config.compiled is not None:
+        check_place(config.compiled / "turn")
     if entry.service:  # others must meet before JAX is used
         parts_of(train)  # what cannot be trained is refused before anybody is waited for
     seat = seat_of(config, rank, train.workers)
@@ -258,7 +260,6 @@ class CompileTurn:
     """
 
     def __init__(self, folder: Path, name: str):
-        check_place(folder / "turn")
         folder.mkdir(parents=True, exist_ok=True)
         self._done = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}{TURN}"
         self._held = False

@@ -271,7 +271,9 @@ class FragmentWorkers(LocalWorkers):
                 header = self._header(0, worker, now, origin, float(message.weight[i]), loss)
                 frame = self._rooms[worker]
                 layout = programs.at(now).layout
-                frame[HEADER:] = 0  # another fragment was here, and pieces are measured to their end
+                frame[HEADER:] = (
+                    0  # another fragment was here, and pieces are measured to their end
+                )
                 fill_frame(layout, header, tree, frame[: layout.frame])
                 self._signed[worker] = self._threads.submit(self._sign, frame, now)
         self.round = now

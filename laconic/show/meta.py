@@ -19,9 +19,11 @@ from laconic.store import atomic
 
 LOSS_SHARE = "mean loss ÷ ln of the classes"
 WINDOW = 50  # outer steps that the meta-loss is averaged over
+FEW = 4  # tasks with curves of their own; those of more would cover each other
 NOTE = (
     "One run of meta-training. The band of the meta-loss is ± the standard deviation over the "
-    "steps it is the mean of; of held-out seeds only the mean is on record."
+    "steps it is the mean of, or over tasks, where these are too many for curves of their own; of "
+    "held-out seeds only the mean is on record."
 )
 
 
@@ -126,12 +128,16 @@ def panels(records: Sequence[Record]) -> list[Panel]:
 def _of_tasks(
     records: Sequence[Record], values: np.ndarray, spread: np.ndarray | None = None
 ) -> tuple[Curve, ...]:
-    """A curve for each task, from its column of `values`."""
+    """A curve for each task, from its column of `values`; of many tasks their mean, with the
+    standard deviation over tasks as its band."""
     if not values.size:
         return ()
     steps = np.arange(1, len(values) + 1)
-    errors = np.zeros_like(values) if spread is None else spread
     tasks = records[0]["config"]["tasks"]
+    if len(tasks) > FEW:
+        mean, error = np.nanmean(values, axis=1), np.nanstd(values, axis=1)
+        return (plain_curve(f"mean of {len(tasks)} tasks", style(0), steps, mean, error),)
+    errors = np.zeros_like(values) if spread is None else spread
     columns = zip(tasks, values.T, errors.T, strict=True)
     return tuple(plain_curve(t, style(i), steps, y, e) for i, (t, y, e) in enumerate(columns))
 
