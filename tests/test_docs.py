@@ -250,7 +250,6 @@ STOPS = (  # where the commands begin to work
     ("laconic.runs.trackers._require", lambda name: None),  # whatever is installed
     ("laconic.cli.train.read_train_config", stop_there),
     ("laconic.cli.worker.need_token", lambda *_: "token"),
-    ("laconic.cli.worker.engine_entry", lambda *_: None),
     ("laconic.cli.worker.rank_from", lambda *_: None),
     ("laconic.cli.worker.seat_of", stop_there),
 )
