@@ -87,6 +87,7 @@ def test_the_records_tell_the_whole_run(whole, by_hand):
         "tasks": ["digits-mlp"],
         "judge_tasks": [],
         "left_out": [],
+        "trained": [],
         "out": str(folder),
     }
     assert len(run["sources"]) == 1
