@@ -478,14 +478,26 @@ class Part:
 
     def _rounds(self, loop: Loop, log: Log, stop: Callable[[], bool]) -> None:
         stopping = False
+        done = 0
         last: float | None = None  # when the last round was done
         outlook = self._outlook(loop)
+        tell = self.engine.counts.tell
+
+        def told(line: str) -> None:
+            tell(line)
+            # the others may have left a round earlier, and would be waited for in vain
+            if line.startswith("waits since") and stop():
+                raise Interrupted(
+                    f"asked to stop after round {done} of {self.config.rounds}.", self.folder.path
+                )
+
+        self.engine.counts.tell = told
         with contextlib.closing(loop.rounds()) as reports:
             for report in reports:
                 now = time.monotonic()
                 if last is not None and outlook is not None:
                     outlook.took(1, now - last)
-                last = now
+                last, done = now, report.round
                 row = row_of(report)
                 log.complete(row)
                 self.observer.round({**row, LOOK: self.seen} if self.seen else row)
