@@ -56,12 +56,15 @@ class Counts:
     """Bytes an engine has sent and received so far, and its refusals by reason.
 
     tell: is called with a line for people at the first refusal of each kind
+    waits: is called again and again while the engine has waited for others for a while; what it
+        raises ends the wait
     """
 
     sent: int
     received: int
     refused: dict[str, int]
     tell: Callable[[str], None] = lambda line: None
+    waits: Callable[[], None] = lambda: None
 
     def refuse(self, reason: str, more: str = "") -> None:
         """Count one refusal; `more` is for people."""

@@ -115,7 +115,9 @@ class ElasticEngine:
         self._misfits = 0  # answers in a row that said so
         self._least = least
         self._again = again
-        self._waiting = Waiting(lambda line: self.counts.tell(line))
+        self._waiting = Waiting(
+            lambda line: self.counts.tell(line), meanwhile=lambda: self.counts.waits()
+        )
         self._plan: Plan | None = None
         self._awaits: tuple[int, ...] = tuple(range(slots))
         self._closers: list[StateServer | LighthouseLink | Links] = []

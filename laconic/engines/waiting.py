@@ -49,8 +49,10 @@ class Waiting:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
+        meanwhile: Callable[[], None] = lambda: None,
     ):
-        self._tell, self._clock, self._now = tell, clock, now
+        """`meanwhile` is called as long as the wait lasts, once it is worth a word; it may raise."""
+        self._tell, self._clock, self._now, self._meanwhile = tell, clock, now, meanwhile
         self._since: float | None = None
         self._from = ""
         self._said: tuple[str, float] | None = None
@@ -65,6 +67,7 @@ class Waiting:
         if self._said is None or self._said[0] != why or seconds - self._said[1] >= AGAIN:
             self._said = why, seconds
             self._tell(f"waits since {self._from}: {why}.")
+        self._meanwhile()
 
     def over(self) -> None:
         """It goes on."""

@@ -71,9 +71,9 @@ def compiled_all(calls: Sequence[Call]) -> Program:
     other."""
     began = time.monotonic()
     sizes = [program.memory_analysis() for program in compile_all(calls)]
-    each = [_program(time.monotonic() - began, x) for x in sizes]
-    memory, fresh = max(x.memory for x in each), max(x.fresh for x in each)
-    return Program(each[0].compiling, memory, fresh)
+    seconds = time.monotonic() - began
+    each = [_program(seconds, x) for x in sizes]
+    return Program(seconds, max(x.memory for x in each), max(x.fresh for x in each))
 
 
 def _program(seconds: float, sizes: Any) -> Program:

@@ -48,7 +48,9 @@ from laconic.zoo import load
 
 LOOK_SECONDS = 0.5  # outer steps are sent off in bursts of about this long, then looked at
 LABEL = "meta-training"
-LEARNED_AS = ("workers", "hidden", "time")  # the other options change nothing about what φ is
+# what must be alike in a φ to begin from; the other options change nothing about what it is
+LEARNED_AS = ("workers", "hidden", "time")
+RELATIVE_AS = ("rate", "momentum", "gates", "inputs")
 T = TypeVar("T")
 
 
@@ -355,9 +357,9 @@ def _initial(config: MetaConfig) -> Theta | None:
     if config.init is None:
         return None
     found, wanted = load(config.init), config.learned()
-    own = ("rate", "momentum", "gates", "inputs") if isinstance(wanted, RelativeOptimizer) else ()
+    own = RELATIVE_AS if isinstance(wanted, RelativeOptimizer) else LEARNED_AS
     fewer = _multiple(found.learned, wanted)
-    for what in ("architecture", *(own or LEARNED_AS)):
+    for what in ("architecture", *own):
         theirs, ours = getattr(found.learned, what), getattr(wanted, what)
         if what == "workers" and fewer:
             continue

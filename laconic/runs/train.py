@@ -434,7 +434,7 @@ class Part:
         if self.turn is not None:
             self.turn.take()
         try:
-            self._rounds(loop, log, stop)
+            self._rounds(loop, log, stop, done)
         finally:
             log.flush()
         self._finish(loop, log)
@@ -476,22 +476,20 @@ class Part:
         if point == BEFORE_QUORUM and self.turn is not None:
             self.turn.give()
 
-    def _rounds(self, loop: Loop, log: Log, stop: Callable[[], bool]) -> None:
+    def _rounds(self, loop: Loop, log: Log, stop: Callable[[], bool], done: int) -> None:
         stopping = False
-        done = 0
         last: float | None = None  # when the last round was done
-        outlook = self._outlook(loop)
-        tell = self.engine.counts.tell
+        outlook = self._outlook(loop, done)
 
-        def told(line: str) -> None:
-            tell(line)
-            # the others may have left a round earlier, and would be waited for in vain
-            if line.startswith("waits since") and stop():
-                raise Interrupted(
-                    f"asked to stop after round {done} of {self.config.rounds}.", self.folder.path
-                )
+        def asked_to_stop() -> Interrupted:
+            words = f"asked to stop after round {done} of {self.config.rounds}."
+            return Interrupted(words, self.folder.path)
 
-        self.engine.counts.tell = told
+        def waits() -> None:
+            if stop():  # the others may have left a round earlier, and are waited for in vain
+                raise asked_to_stop()
+
+        self.engine.counts.waits = waits
         with contextlib.closing(loop.rounds()) as reports:
             for report in reports:
                 now = time.monotonic()
@@ -502,15 +500,12 @@ class Part:
                 log.complete(row)
                 self.observer.round({**row, LOOK: self.seen} if self.seen else row)
                 if stopping and report.round < loop.last:
-                    raise Interrupted(
-                        f"asked to stop after round {report.round} of {self.config.rounds}.",
-                        self.folder.path,
-                    )
+                    raise asked_to_stop()
                 if stop():
                     stopping = True
                     loop.every = 1  # one more round, and that one is saved
 
-    def _outlook(self, loop: Loop) -> Outlook | None:
+    def _outlook(self, loop: Loop, done: int) -> Outlook | None:
         """Compile the local steps of a training in one process → what tells how long it takes."""
         if len(self.engine.mine) < self.engine.slots or isinstance(loop.programs, FragmentPrograms):
             return None
@@ -520,7 +515,6 @@ class Part:
             lambda: steps * step_operations(self.task, self.config.batch),
             lambda done, per_round, _: (T - done) * per_round,
         )
-        done = _saved_rounds(self.folder.path, self.engine)
         local, *given = loop.programs.local_program()
         try:
             program = compiled(local, *given)

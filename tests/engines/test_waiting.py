@@ -57,3 +57,20 @@ def test_a_short_wait_is_not_worth_a_word(told):
     clock[0] += AFTER
     waiting.because("nobody is here")
     assert lines == []
+
+
+def test_a_wait_that_is_worth_a_word_can_be_ended_meanwhile(told):
+    _, lines, clock = told
+
+    def enough():
+        raise KeyboardInterrupt
+
+    waiting = Waiting(lines.append, lambda: clock[0], lambda: "12:00:00", enough)
+    waiting.because("nobody is here")
+    clock[0] += AFTER
+    with pytest.raises(KeyboardInterrupt):
+        waiting.because("nobody is here")
+    assert lines == ["waits since 12:00:00: nobody is here."]
+    with pytest.raises(KeyboardInterrupt):  # at once, though no word is due
+        waiting.because("nobody is here")
+    assert len(lines) == 1

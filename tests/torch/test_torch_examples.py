@@ -15,15 +15,16 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'laco
 from tests.cli.commands import process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LINE = re.compile(
-    r"worker (\d): loss ([0-9.]+), weights ([0-9a-f]{64})"
-)  # lines of two workers may run into one
+LINE = re.compile(r"^worker (\d): loss ([0-9.]+), weights ([0-9a-f]{64})$", re.MULTILINE)
 
 
 @contextlib.contextmanager
 def started(name, folder):
     """In a process group of its own, which ends with all its workers."""
     _, environment = process("")
+    environment.pop(
+        "PYTHONUNBUFFERED", None
+    )  # it parts a line from its end: two would run into one
     command = [sys.executable, str(EXAMPLES / name), "--folder", str(folder)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as run:
