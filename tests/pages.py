@@ -57,6 +57,7 @@ ONLY_PARSED = {
     "meta-train fed": "the same command as meta-train lopt-a-fmnist, and minutes to compile",
     "--here 1": "waits for other machines",
     "worker --join 10.0.0.1": "joins from another machine",
+    "worker --devices all --join 10.0.0.1": "joins from another machine",
     "srun": "needs SLURM",
     "torchrun": "needs four processes; tests/cli/test_processes_command.py starts them",
     "--devices 4": "needs four devices",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import rounding, textbook
+from benchmarks.gradient_noise import mean_cosine
 from laconic.outer import LearnedOptimizer
 from tests import reference
 from tests.outer.trees import QUICK
@@ -106,3 +107,16 @@ def test_the_textbook_agrees_with_the_reference():
         tree, ada = reference.lopt_a_update(theta64, tree, ada, {"w": delta}, "shifted")
     moved, expected = np.asarray(book, float) - param, tree["w"] - param
     assert np.linalg.norm(moved - expected) / np.linalg.norm(expected) < 1e-4
+
+
+@pytest.mark.slow
+def test_gradient_noise_prints_a_row_for_each_estimator():
+    found = printed("gradient_noise.py --small --pairs 4 --repeats 3")
+    rows = {row["estimator"]: row for row in found["rows"]}
+    assert set(rows) == {"es", "pes", "nres", "shifts"}
+    assert all(-0.5 <= row["cosine"] <= 1 for row in rows.values())  # of three vectors
+
+
+def test_the_mean_cosine_is_of_different_rows():
+    rows = np.array([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
+    assert mean_cosine(rows) == pytest.approx((0 + 2 * 0.5**0.5) / 3)

@@ -51,7 +51,7 @@ class Waiting:
         now: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
         meanwhile: Callable[[], None] = lambda: None,
     ):
-        """`meanwhile` is called as long as the wait lasts, once it is worth a word; it may raise."""
+        """`meanwhile` is called while the wait lasts, once it is worth a word; it may raise."""
         self._tell, self._clock, self._now, self._meanwhile = tell, clock, now, meanwhile
         self._since: float | None = None
         self._from = ""

@@ -9,7 +9,7 @@ the tensors themselves, as views.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,21 +122,31 @@ def packed_client(task: Task, optimizer: optax.GradientTransformation, layout: R
     return Client(lambda shared: optimizer.init(opened(shared).params), run)
 
 
+class Watched(NamedTuple):
+    """The state of an `lopt-r` on rows, and what its head saw in the last round [T, inputs]."""
+
+    own: RelativeState
+    inputs: jax.Array
+
+
 def packed_relative(
     spec: RelativeOptimizer,
     theta: Theta,
     layout: Rows,
     told: tuple[Count, Count, Count],
     agreement: jax.Array,
+    watched: bool = False,
 ) -> OuterOptimizer:
     """`spec(theta, workers=, local_steps=, rounds=)` on rows; `agreement` is 1 where it sees how
-    far the workers agree, and 0 where it does not."""
+    far the workers agree, and 0 where it does not. Its state is `Watched` if it is."""
     tensor_R = layout.tensors
     member_RT = jnp.asarray(np.eye(len(layout.shapes), dtype=np.float32)[tensor_R])
 
-    def init(params: Any) -> RelativeState:
-        moments = init_moments(params)
-        return RelativeState(jnp.int32(0), moments._replace(q=jnp.zeros(len(layout.shapes))))
+    def init(params: Any) -> Any:
+        count = len(layout.shapes)
+        moments = init_moments(params)._replace(q=jnp.zeros(count))
+        state = RelativeState(jnp.int32(0), moments)
+        return Watched(state, jnp.zeros((count, len(spec.inputs)))) if watched else state
 
     def update(
         updates: Any,
@@ -146,10 +156,10 @@ def packed_relative(
         worker_deltas: Any = None,
         weights: Any = None,
         **extra: Any,
-    ) -> tuple[jax.Array, RelativeState]:
+    ) -> tuple[jax.Array, Any]:
         del extra
         delta = updates
-        old, round = state.moments, state.round
+        round, old = state.own if watched else state
         b = tuple(beta * x + delta for beta, x in zip(DECAYS, old.b, strict=True))
         v = SQUARE_DECAY * old.v + (1 - SQUARE_DECAY) * jnp.square(delta)
         summed = [
@@ -164,7 +174,8 @@ def packed_relative(
         o = [found.o[tensor_R, i][:, None] for i in range(found.o.shape[1])]
         s = found.s[tensor_R][:, None]
         change = step(spec, round, o, found.hidden, None, delta, s, moments)
-        return -change, RelativeState(round + 1, moments)
+        new = RelativeState(round + 1, moments)
+        return -change, Watched(new, found.inputs) if watched else new
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return OuterOptimizer(tx, "gather")

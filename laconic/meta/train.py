@@ -34,6 +34,7 @@ from laconic.meta.problem import (
     check_fits,
     training_problem,
 )
+from laconic.meta.shifts import check_watchable, shifts, watched_problem
 from laconic.meta.varied import varied_problem
 from laconic.outer.learned import Theta
 from laconic.tasks.base import Task
@@ -41,10 +42,11 @@ from laconic.tasks.base import Task
 
 class Estimator(NamedTuple):
     """`make(problem, pairs=, truncation=, sigma=, horizon=, reset_diverged=)`, and one line for
-    people."""
+    people; `heads`: the problem is `Watchable`."""
 
     make: Callable[..., GradientEstimator]
     summary: str
+    heads: bool = False
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -54,6 +56,11 @@ ESTIMATORS: dict[str, Estimator] = {
     ),
     "nres": Estimator(
         nres, "evolution strategies with one perturbation for a whole run: unbiased, smooth losses"
+    ),
+    "shifts": Estimator(
+        shifts,
+        "evolution strategies on what lopt-r's head decides, not on its weights: little variance",
+        heads=True,
     ),
     "backprop": Estimator(
         backprop, "backpropagation through each truncation: exact within it, much memory"
@@ -117,10 +124,10 @@ class Outer:
 
     Args:
         steps: outer steps.
-        estimator: "pes", "es" or "backprop".
+        estimator: "pes", "es", "nres", "shifts" or "backprop".
         pairs: antithetic pairs of perturbed runs, or runs for backprop.
         truncation: rounds unrolled in an outer step.
-        sigma: the standard deviation of perturbations.
+        sigma: the standard deviation of perturbations; of shifts, in units of their own.
         horizon: how long inner runs are.
         reset_diverged: whether diverged runs, at the ceiling of the loss, start anew.
         peak: AdamW's learning rate after the warm-up.
@@ -175,6 +182,8 @@ class Outer:
             )
         if self.estimator == "backprop" and (self.outlying or self.trained):
             raise LaconicError("outlying and trained are for estimators with perturbations.")
+        if self.estimator == "shifts" and self.trained:
+            raise LaconicError("shifts perturbs no tensor of φ: leave trained out.")
 
     def adamw(self) -> optax.GradientTransformation:
         """AdamW with linear warm-up from 3e-10 and cosine decay to `last`."""
@@ -237,6 +246,8 @@ class MetaTrainer:
         judged_tasks, judged_inners = judged or (tasks, inners)
         for task, inner in zip((*tasks, *judged_tasks), (*inners, *judged_inners), strict=True):
             check_fits(task, learned, inner)
+        if ESTIMATORS[outer.estimator].heads:
+            check_watchable(learned, tuple(inners))
         if mesh is not None and outer.pairs % mesh.size:
             raise LaconicError(
                 f"{outer.pairs} pairs do not divide over {mesh.size} devices; choose a multiple."
@@ -382,8 +393,10 @@ class MetaTrainer:
         o = self.outer
         more: dict[str, Any] = {"outlying": o.outlying} if o.outlying else {}
         more |= {"only": o.trained} if o.trained else {}
-        return ESTIMATORS[o.estimator].make(
-            self._problem(data, inner),
+        make, _, heads = ESTIMATORS[o.estimator]
+        own: Any = self.learned
+        return make(
+            watched_problem(data[0], own, inner) if heads else self._problem(data, inner),
             pairs=o.pairs,
             truncation=o.truncation,
             sigma=o.sigma,

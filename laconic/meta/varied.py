@@ -137,8 +137,11 @@ def each_its_own(items: tuple[Items, jax.Array], run: Lasting) -> tuple[Items, j
     return round_items._replace(batches=work._replace(batches=rows)), held_out + nothing
 
 
-def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
-    """Runs of a family with the outer optimizer `learned(φ)`, whose runs are `Lasting`."""
+def varied_problem(
+    task: Task, learned: Learned, inner: Inner, watched: bool = False
+) -> InnerProblem:
+    """Runs of a family with the outer optimizer `learned(φ)`, whose runs are `Lasting`; `watched`
+    ones have models in rows, and keep what the head saw last in the outer optimizer's state."""
     check_fits(task, learned, inner)
     feed = task.feed
     assert isinstance(feed, Resident)
@@ -155,7 +158,7 @@ def varied_problem(task: Task, learned: Learned, inner: Inner) -> InnerProblem:
         told = counts.astype(jnp.float32) * setting.tells[:3]
         if layout is not None and isinstance(learned, RelativeOptimizer):
             client = packed_client(task, local, layout)
-            outer = packed_relative(learned, theta, layout, (*told,), setting.tells[3])
+            outer = packed_relative(learned, theta, layout, (*told,), setting.tells[3], watched)
         else:
             client = local_client(task, local)
             outer = outer_of(learned, theta, *told)

@@ -37,12 +37,14 @@ SUMS = 2 + 3 * len(DECAYS) + 1
 
 
 class Decided(NamedTuple):
-    """What the head decides for all tensors: o [T, outputs], hidden units, s [T] and q [T]."""
+    """What the head decides for all tensors: o [T, outputs], hidden units, s [T] and q [T]; and
+    what it saw of them, [T, inputs]."""
 
     o: jax.Array
     hidden: jax.Array
     s: jax.Array
     q: jax.Array
+    inputs: jax.Array
 
 
 def columns(delta: jax.Array, b: Sequence[jax.Array], param: jax.Array) -> list[jax.Array]:
@@ -77,8 +79,9 @@ def decide(
     of_workers = agreement_inputs(square, norms_T, sizes_T)
     every = [*own, *of_workers, *common[:4], *shape, *common[4:]]
     inputs_T = [jnp.broadcast_to(every[i], q.shape) for i in spec.columns]
-    outputs, hidden = head(theta, jnp.stack(inputs_T, axis=1))
-    return Decided(outputs, hidden, s, q)
+    inputs = jnp.stack(inputs_T, axis=1)
+    outputs, hidden = head(theta, inputs)
+    return Decided(outputs, hidden, s, q, inputs)
 
 
 def together(

@@ -64,13 +64,13 @@ class MetaConfig:
     steps: int = 6000
     """Outer steps, over which the learning rate is scheduled."""
     estimator: str = "pes"
-    """How the meta-gradient is estimated: pes, es, nres or backprop."""
+    """How the meta-gradient is estimated: pes, es, nres, shifts or backprop."""
     pairs: int = 8
     """Antithetic pairs of runs for each task."""
     truncation: int = 25
     """Rounds unrolled for one gradient."""
     sigma: float = 0.01
-    """Standard deviation of the perturbations of φ."""
+    """Standard deviation of the perturbations of φ; of shifts, in units of their own, as 1."""
     shortest: int = 100
     """Shortest run, in rounds."""
     longest: int = 1000
