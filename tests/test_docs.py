@@ -185,7 +185,10 @@ def check_own_loop(page, printed, home):
 
 
 def check_extending(page, printed, home):
-    assert sorted(run.name[:5] for run in home.glob("runs/*")) == ["digit", "line-"]
+    assert sorted(run.name[:5] for run in home.glob("runs/*")) == ["digit", "line-", "measu"]
+    own = page.told[-1]["heldout"]
+    assert set(own) == {"loss", "mean error", "share within 1"}
+    assert f"training,10,test_mean error,{own['mean error']}" in printed
     assert page.records[-1]["rows"][0]["test_loss"] is not None  # the task's, the later one
     parameters = 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10
     assert f"{2.0 * parameters} bytes" in printed

@@ -23,6 +23,7 @@ from laconic import (
     train,
 )
 from laconic.runs.folder import describe
+from laconic.runs.train import Part
 from laconic.show import training
 from laconic.show.comparison import curves_figure, panels
 from laconic.show.summary import summary_table
@@ -72,6 +73,16 @@ def make_task():
 
 task = make_task()
 '''
+MEASURED = (
+    DIGITS
+    + """
+def squares(params, batch):
+    return metrics(params, batch) | {"sum of squares": sum(jnp.sum(w**2) for w, _ in params)}
+
+
+measured = laconic.plain_task("mine", init, loss, task.feed, metrics=squares)
+"""
+)
 BROKEN = """
 import numpy as np
 import laconic
@@ -92,6 +103,7 @@ CATALOG = "digits-mlp:width=4"
 def here(tmp_path, monkeypatch):
     """A current directory with modules in it, which are forgotten afterwards."""
     sources = {"owndigits": DIGITS, "ownbroken": BROKEN, "ownimport": "import nowhere_at_all\n"}
+    sources |= {"ownmeasured": MEASURED}
     sources |= {"ownsyntax": "x = 1\ndef f(:\n", "ownexit": "import sys\nsys.exit(3)\n"}
     for name, text in sources.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -308,12 +320,18 @@ def test_a_killed_run_resumes_from_its_folder_alone(command, least, here):
 
 @pytest.mark.slow
 def test_launched_workers_train_a_word_and_refuse_another_task(here):
-    words = ["launch", "--workers", 2, "--restarts", 0, "--patience", 60, "--", "train"]
-    words += ["--optimizer", "slowmo", "--local-steps", 2, "--batch", 8, "--rounds", 4]
+    words = ["launch", "--workers", 2, "--restarts", 0, "--patience", 60, "--track", "csv", "--"]
+    words += ["train", "--optimizer", "slowmo", "--local-steps", 2, "--batch", 8, "--rounds", 4]
+    words += ["--evaluate-every", 2]
     finish(here, *words, "--task", "owndigits:make_task", "--out", "run")
     end = read(here / "run" / "records.jsonl")[-1]
     assert len(end["final_digests"]) == 1
     assert len(end["workers"]) == 2
+    tracked = [line.split(",") for line in (here / "run" / "track.csv").read_text().splitlines()]
+    seen = {int(at): float(x) for _, at, name, x in tracked[1:] if name == "test_loss"}
+    looks = looks_of(read(here / "run" / "records.jsonl"))
+    assert seen == {at: look["loss"] for at, look in looks.items()}
+    assert list(seen) == [2, 4]
     unseeded = "feed = laconic.make_task('digits-mlp').feed\n    import os, numpy\n"
     unseeded += "    noise = numpy.frombuffer(os.urandom(64), 'u1').reshape(1, 8, 8, 1)\n"
     unseeded += "    feed.splits['train']['x'] = feed.splits['train']['x'] ^ noise\n"
@@ -392,6 +410,111 @@ def test_a_training_shows_its_metrics_as_curves(tmp_path, raises_clearly):
     with raises_clearly("no held-out data", "evaluate_every"):
         train(replace(config, out=tmp_path / "none"), tiny.task())
     assert not (tmp_path / "none").exists()
+
+
+def looks_of(records):
+    """What was found on held-out data, by round."""
+    rounds = [r for r in records if r["kind"] == "rounds" and "heldout" in r]
+    pairs = [pair for r in rounds for pair in zip(r["round"], r["heldout"], strict=True)]
+    return {at: look for at, look in pairs if look}
+
+
+def test_a_look_tells_of_every_metric(here, capfd):
+    """On the terminal as it comes, in the records, in the tracker's file and at the end."""
+    words = [*FLAGS, "--task", "ownmeasured:measured", "--optimizer", "slowmo", "--out", "t"]
+    words += ["--rounds", 5, "--evaluate-every", 2, "--track", "csv"]
+    code, out, err = laconic(capfd, "train", *words)
+    assert code == 0, err
+    records = read(here / "t" / "records.jsonl")
+    looks = looks_of(records)
+    assert list(looks) == [2, 4, 5]
+    assert set(looks[2]) == {"loss", "valid_loss", "accuracy", "sum of squares"}
+    lines = [line for line in err.splitlines() if line.startswith(("round ", "  "))]
+    assert max(map(len, lines)) <= 80
+    said = " ".join(line.strip() for line in lines).split("round ")[1:]
+    for text, (at, look) in zip(said, looks.items(), strict=True):
+        start, _, told = text.strip().partition(": ")
+        assert start == f"{at}/5"
+        valid, test, accuracy, own = (part.rpartition(" ") for part in told.split(", "))
+        assert (valid[0], test[0], own[0]) == ("validation loss", "test loss", "sum of squares")
+        for value, metric in ((valid, "valid_loss"), (test, "loss"), (own, "sum of squares")):
+            assert float(value[2]) == pytest.approx(look[metric], rel=5e-3)
+        assert accuracy[0] == f"accuracy {100 * look['accuracy']:.1f}"
+    last = records[-1]["heldout"]
+    assert last == pytest.approx(looks[5])
+    facts = dict(line.split(":", 1) for line in out.splitlines())
+    assert float(facts["test sum of squares"]) == pytest.approx(last["sum of squares"], rel=5e-3)
+    assert float(facts["validation loss"]) == pytest.approx(last["valid_loss"], rel=5e-3)
+    tracked = [line.split(",") for line in (here / "t" / "track.csv").read_text().splitlines()]
+    own = {int(at): float(x) for _, at, name, x in tracked[1:] if name == "test_sum of squares"}
+    assert own == {at: look["sum of squares"] for at, look in looks.items()}
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("point", [1, 4, 7, "end"])
+def test_a_killed_training_looks_again_and_finds_the_same(point, tmp_path, monkeypatch):
+    config = TrainConfig(**SIZES, optimizer="slowmo", evaluate_every=2)
+    config = replace(config, rounds=9, checkpoint_every=2)
+    whole = train(replace(config, out=tmp_path / "whole"), measured(norms))[1]
+
+    def die(self, loop, log, report=None, due=None):
+        if report is None or report.round == point:
+            raise Killed
+        return committed(self, loop, log, report, due)
+
+    committed = Part._committed
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "_finish" if point == "end" else "_committed", die)
+        with pytest.raises(Killed):
+            train(replace(config, out=tmp_path / "cut"), measured(norms))
+    cut = resume(tmp_path / "cut", measured(norms))[1]
+    assert list(looks_of(whole)) == [2, 4, 6, 8, 9]
+    assert looks_of(cut) == looks_of(whole)
+    assert cut[-1]["heldout"] == whole[-1]["heldout"]
+    assert cut[-1]["final_digests"] == whole[-1]["final_digests"]
+
+
+def test_looking_changes_nothing_about_a_training(tmp_path):
+    config = TrainConfig(**SIZES, optimizer="slowmo")
+    ends = [
+        train(replace(config, evaluate_every=every, out=tmp_path / str(every)), measured(norms))[1]
+        for every in (None, 2)
+    ]
+    blind, seeing = (records[-1] for records in ends)
+    assert blind["final_digests"] == seeing["final_digests"]
+    assert not any("heldout" in record for record in ends[0] if record["kind"] == "rounds")
+    assert blind["heldout"] == seeing["heldout"]
+
+
+def test_a_metric_that_is_nan_for_a_while_is_told_once(tmp_path):
+    config = TrainConfig(**SIZES, optimizer="local-sgd:gamma=0.05", evaluate_every=1)
+    config = replace(config, rounds=8)
+    looks = looks_of(train(replace(config, out=tmp_path / "plain"), measured(None))[1])
+    losses = [look["loss"] for look in looks.values()]
+    limit = (losses[1] + losses[2]) / 2
+    assert sorted(losses, reverse=True) == losses  # so that the first two are above
+
+    def late(params, batch):
+        return {"late": jnp.where(tiny.loss(params, batch) > limit, jnp.nan, 2.0)}
+
+    watcher = Notes()
+    out = tmp_path / "run"
+    _, records = train(replace(config, out=out), measured(late), observer=watcher)
+    (note,) = [text for text in watcher.notes if "late" in text]
+    assert note == "the test metric 'late' is nan after round 1; its curve has a gap there."
+    assert [look["late"] for look in looks_of(records).values()] == [None] * 2 + [2.0] * 6
+    (panel,) = [panel for panel in training.panels(records) if panel.y_label == "test late"]
+    assert np.isnan(panel.curves[0].y).tolist() == [True] * 2 + [False] * 6
+
+
+def test_accuracy_is_drawn_in_percent(tmp_path):
+    config = TrainConfig(**SIZES, optimizer="slowmo", evaluate_every=3, out=tmp_path / "t")
+    _, records = train(config, measured(lambda p, b: {"accuracy": 0.25}))
+    panels = {panel.y_label: panel for panel in training.panels(records)}
+    assert set(panels["test accuracy, %"].curves[0].y) == {25.0}
 
 
 def test_a_metric_that_is_nan_is_named(tmp_path, raises_clearly):

@@ -1,5 +1,6 @@
 """What every command shares: the two consoles, progress bars, and stopping."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +24,11 @@ from laconic.runs.folder import StopFlag as SilentStopFlag
 from laconic.runs.settings import resume_command
 from laconic.runs.trackers import track
 from laconic.show.labels import labels_of
+from laconic.show.training import LOOK, look_lines
 
 LINE_SECONDS = 10.0  # between two lines of a log about the same thing
+LOOKS_TOLD = 20  # of a training, about, if there are more
+COLUMNS = 80  # that every terminal has
 Outcome = tuple[Path, list[dict[str, Any]]]  # a run's folder and its records
 
 
@@ -60,11 +64,33 @@ def with_bars(
     return 0
 
 
+class LookLines:
+    """Puts looks at held-out data into words, all of them or some of very many."""
+
+    def __init__(self, rounds: int):
+        self.rounds = rounds
+        self.said = -math.inf  # the round of the last one in words
+
+    def of(self, row: Mapping[str, Any], before: str = "") -> list[str]:
+        """The lines that a round deserves; they fit into a terminal with what is to stand `before`
+        each."""
+        done = row["round"]
+        soon = done - self.said < self.rounds / LOOKS_TOLD and done < self.rounds
+        if soon or not row.get(LOOK):
+            return []
+        self.said = done
+        start = f"round {done}/{self.rounds}: "
+        first, *more = look_lines(row[LOOK], COLUMNS - len(before + start))
+        return [start + first, *(" " * len(start) + line for line in more)]
+
+
 class LiveBars(Observer):
-    """Watches a run: one bar a method on stderr, with loss, rounds a second and time left."""
+    """Watches a run: one bar a method on stderr, with loss, rounds a second and time left; and a
+    line or more for a training's look at held-out data."""
 
     def __init__(self, bars: Progress):
         self.bars = bars
+        self.looks = LookLines(0)
         self.ids: dict[str, Any] = {}
         self.start: dict[str, int] = {}
 
@@ -76,6 +102,13 @@ class LiveBars(Observer):
         shown = labels_of([label])[label]
         self.ids[label] = add(shown, total=total, completed=done, loss=loss, rate="")
         self.start[label] = done
+        self.looks = LookLines(total)
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Advance the bar, and lines for a look."""
+        super().round(row)
+        for line in self.looks.of(row):
+            say(line, self.bars.console)
 
     def progress(self, label: str, done: int, loss: float, norm: float | None = None) -> None:
         """Advance it."""

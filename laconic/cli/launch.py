@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from laconic.cli import gpus
-from laconic.cli.console import LiveDisplay, StopFlag
+from laconic.cli.console import LiveDisplay, LookLines, StopFlag
 from laconic.cli.exposition import Metrics, exposition
 from laconic.cli.hosts import VARIABLE, find_token, new_token, write_token
 from laconic.cli.terminal import err, out, say
@@ -37,9 +37,10 @@ from laconic.errors import LaconicError
 from laconic.runs.configs import TrainConfig
 from laconic.runs.folder import WORKER_LOGS, Observer, RunFolder
 from laconic.runs.settings import command_line
-from laconic.runs.trackers import track
-from laconic.runs.train import begun_id, identity_of, on_devices, parts_of
+from laconic.runs.trackers import heldout_numbers, numbers_of, track
+from laconic.runs.train import begun_id, check_looks, identity_of, on_devices, parts_of
 from laconic.runs.train_log import finish
+from laconic.show.training import LOOK
 from laconic.store import atomic
 from laconic.store.records import plain
 from laconic.tasks.catalog import make_task
@@ -205,7 +206,7 @@ def _plan(config: LaunchConfig, words: Sequence[str]) -> Launch:
     token, token_at = find_token(config.token_file, os.environ), "the same token"
     port = free_port(config.bind, config.port)
     host = config.host or reached_at(config.bind, "127.0.0.1")
-    make_task(train.task)  # so that missing data is found, or fetched, once
+    check_looks(train, make_task(train.task))  # missing data is found, or fetched, once
     if resumed and train.out is not None:
         run = RunFolder(train.out)
         run.lock()
@@ -417,6 +418,8 @@ class LaunchDisplay(LiveDisplay):
         self.metrics = metrics
         self.published_at = -math.inf
         self.watched = -1  # the last round that the watcher was told of
+        self.seen = -1  # the last round whose held-out metrics it was told
+        self.looks = LookLines(rounds)
         self.workers = {name: WorkerRow() for name in workers}
         self.rounds = rounds
         self.title = title
@@ -433,8 +436,13 @@ class LaunchDisplay(LiveDisplay):
         elif message["kind"] == "round":
             row.take(message)
             self._watch(message)
+            self._show(message["round"], heldout_numbers(message.get(LOOK) or {}))
+            for said in self.looks.of(message, f"{line.name} | "):
+                self.tell(line.name, said)
             for note in message["notes"]:
                 self.tell(line.name, f"round {message['round']}: {note}")
+        elif message["kind"] == "numbers":
+            self._show(message["round"], numbers_of(message["values"]))
         elif message["kind"] == "note":
             self.tell(line.name, message["text"])
         elif message["kind"] == "end":
@@ -449,7 +457,14 @@ class LaunchDisplay(LiveDisplay):
             self.watcher.begin("training", self.rounds, self.watched)
         if message["round"] > self.watched:
             self.watched = message["round"]
-            self.watcher.round({**message, "notes": ()})
+            self.watcher.round({**message, "notes": (), LOOK: None})
+
+    def _show(self, done: int, numbers: Mapping[str, float]) -> None:
+        """Tell the watcher once what was found on held-out data after a round: by one worker, which
+        has seldom been the first to tell of that round."""
+        if numbers and done > self.seen:
+            self.seen = done
+            self.watcher.numbers("training", done, numbers)
 
     def publish(self) -> None:
         """Show the metrics as they are now."""

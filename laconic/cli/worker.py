@@ -17,7 +17,7 @@ import jax
 import tyro
 
 from laconic.cli.compiled import TURN
-from laconic.cli.console import LINE_SECONDS, StopFlag
+from laconic.cli.console import LINE_SECONDS, LookLines, StopFlag
 from laconic.cli.hosts import need_token
 from laconic.cli.terminal import err, say
 from laconic.cli.train import check_same_end, print_outcome, shared_config
@@ -297,6 +297,10 @@ class Json(Observer):
         """A "round", with all there is to say about it."""
         _print_json("round", row)
 
+    def numbers(self, label: str, done: int, values: Mapping[str, float]) -> None:
+        """The "numbers" of the end, where there was no look after the last round."""
+        _print_json("numbers", {"round": done, "values": values})
+
     def end(self, facts: Mapping[str, Any]) -> None:
         """An "end"."""
         _print_json("end", facts)
@@ -312,23 +316,28 @@ def _print_json(kind: str, message: Mapping[str, Any]) -> None:
 
 
 class Lines(Observer):
-    """Tells people, on standard error: every note, and a line about rounds every ten seconds."""
+    """Tells people, on standard error: every note, looks at held-out data, and a line about rounds
+    every ten seconds."""
 
     def __init__(self, worker: int, clock: Callable[[], float] = time.monotonic):
         self._name = f"worker {worker}"
         self._clock = clock
         self._said = -float("inf")
         self._rounds = 0
+        self._looks = LookLines(0)
 
     def begin(self, label: str, total: int, done: int, rounds_each: int = 1) -> None:
         """A line."""
         self._rounds = total
+        self._looks = LookLines(total)
         self.note(f"compiling; begins after round {done} of {total}")
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Its notes, and a line if one is due."""
+        """Its notes, and the lines that are due."""
         for text in row["notes"]:
             self.note(text)
+        for line in self._looks.of(row, f"{self._name}: "):
+            self.note(line)
         if row["round"] == self._rounds or self._clock() - self._said >= LINE_SECONDS:
             self._said = self._clock()
             where = f"round {row['round']}/{self._rounds}, {len(row['quorum'])} workers"

@@ -45,7 +45,8 @@ class Writer(Protocol):
     """Takes the numbers of one curve."""
 
     def write(self, step: int, numbers: Numbers) -> None:
-        """The numbers after that step; steps never fall."""
+        """The numbers after that step. Steps do not fall, unless processes do not wait for the one
+        that looks at held-out data."""
 
     def close(self) -> None:
         """All is written."""
@@ -300,7 +301,12 @@ class Tracking(Observer):
 def heldout_numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Metrics on held-out data by names that say which split; NaN where one was not finite."""
     named = {n if n.startswith("valid_") else f"test_{n}": x for n, x in metrics.items()}
-    return {name: _known(x) for name, x in named.items()}
+    return numbers_of(named)
+
+
+def numbers_of(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Numbers of a record or a message; NaN where one was not finite."""
+    return {name: _known(x) for name, x in values.items()}
 
 
 def _known(value: float | None) -> float:

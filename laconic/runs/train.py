@@ -121,8 +121,7 @@ def train(
     local_devices(config.devices, config.batch)  # before a folder is made
     task, source = given_task(task, config.task)
     config = replace(config, task=config.task if source != OWN_TASK else task.name)
-    if _every(config) is not None:
-        watched(task)
+    check_looks(config, task)
     about = _about(config, task, source, SIMULATED)
     with RunFolder.create("train", config.out, config.task, config, command, **about) as folder:
         _simulate(config, method, task, folder, observer or Observer(), stop)
@@ -187,6 +186,7 @@ def work(
     engine.counts.tell = observer.note
     local_devices(config.devices, config.batch)  # before a folder is made
     task, source = given_task(None, config.task)
+    check_looks(config, task)
     config = replace(config, out=folder)
     about = {"command": command, **_about(config, task, source, engine_name)}
     about |= {"run_id": seal.identity.run}
@@ -261,6 +261,12 @@ def _every(config: TrainConfig) -> int | None:
     if config.evaluate_every is not None:
         return config.evaluate_every
     return None if config.patience is None else LOOK_EVERY
+
+
+def check_looks(config: TrainConfig, task: Task) -> None:
+    """Refuse looks at held-out data that a task does not have."""
+    if _every(config) is not None:
+        watched(task)
 
 
 def on_devices(config: TrainConfig, devices: Devices | None) -> TrainConfig:
@@ -402,6 +408,7 @@ class Part:
     turn: Turn | None = None
     looks: dict[int, float] = field(default_factory=dict)  # held-out loss by round
     seen: dict[str, float] = field(default_factory=dict)  # what a look after this round found
+    noted: set[str] = field(default_factory=set)  # what was said of metrics that are not finite
 
     def carry_out(self, stop: Callable[[], bool]) -> None:
         """All rounds, written down as they come, then the final weights and what they are worth."""
@@ -442,9 +449,9 @@ class Part:
     def _committed(self, loop: Loop, log: Log, report: Report, due: bool) -> None:
         """Write a round down, before its checkpoint, with a look at held-out data if one is due."""
         row = row_of(report)
-        self.seen = {}
-        if self._looks_after(report):
-            row[LOOK] = self.seen = as_numbers(look, loop.programs.task, report.shared)
+        self.seen = self._look(loop, report)
+        if self.seen:
+            row[LOOK] = self.seen
         if LOOK in row and self.config.patience is not None:
             self.looks[report.round] = row[LOOK][watched(self.task)]
             early = self._early()
@@ -454,6 +461,17 @@ class Part:
             if early["stopped"]:
                 loop.last = report.round
         log.add(row, at_once=due or report.round == loop.last)
+
+    def _look(self, loop: Loop, report: Report) -> dict[str, float]:
+        """What a look at held-out data after this round finds; nothing if none is due."""
+        if not self._looks_after(report):
+            return {}
+        found = as_numbers(look, loop.programs.task, report.shared)
+        broken = broken_metric(found)
+        if broken and broken not in self.noted:
+            self.noted.add(broken)
+            self.observer.note(f"{broken} after round {report.round}; its curve has a gap there.")
+        return found
 
     def _looks_after(self, report: Report) -> bool:
         """Whether this process looks at held-out data now: one of many does."""
@@ -540,7 +558,8 @@ class Part:
             "message_bits": loop.programs.message_bits,
             "refused": dict(self.engine.counts.refused),
         }
-        heldout = as_numbers(heldout_metrics, loop.programs.task, replica.shared)
+        metrics = heldout_metrics if _every(self.config) is None else look
+        heldout = as_numbers(metrics, loop.programs.task, replica.shared)
         if broken := broken_metric(heldout):
             raise LaconicError(
                 f"{broken} after the last round. The weights are saved in {self.folder.path}; mend "

@@ -2,6 +2,7 @@
 
 - `Life`, `of_lives`: the reports of several processes put together, as records.
 - `facts`: settings, outcome and costs in words. `panels`, `write_curves`: its curves.
+- `look_lines`: one look at held-out data in words.
 - `blocks`: all of it for a page.
 
 All processes report the same loss of a round; bytes and seconds are their own. A life is one
@@ -9,6 +10,7 @@ process from its start to its end or death.
 """
 
 import itertools
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ WINDOW = 10  # rounds that the final loss is a mean of
 COLUMNS = ("round", "loss", "quorum", "digest", "committed_at")
 CLOCKS_APART = 5.0  # seconds from which on two machines' clocks are said to differ
 LOOK = "heldout"  # the column of metrics on held-out data after some of the rounds
+FIRST = ("valid_loss", "loss", "accuracy")  # of such metrics; one's own follow
 
 
 @dataclass
@@ -206,22 +209,52 @@ def panels(records: Sequence[Record]) -> list[Panel]:
     for record in of_kind(records, "rounds"):
         train |= dict(zip(record["round"], record["loss"], strict=True))
         for r, look in zip(record["round"], record.get(LOOK, ()), strict=False):
-            for metric, value in (look or {}).items():
+            for metric, value in _ordered(look or {}).items():
                 looks.setdefault(metric, {})[r] = value
     label = drawable(records[0]["config"]["optimizer"])
     title = f"{drawable(records[0]['task']['name'])}, {label}"
 
     def panel(name: str, y_label: str, values: dict[int, float | None], loss: bool) -> Panel:
         rounds = sorted(values)
-        curve = plain_curve(label, style(0), rounds, [values[r] for r in rounds])
+        y = np.array([values[r] for r in rounds], float)
+        if name == "heldout accuracy":
+            y_label, y = f"{y_label}, %", 100 * y
         words = name, title, "communication rounds", y_label
+        curve = plain_curve(label, style(0), rounds, y)
         return Panel(*words, (curve,), log_y=loss, ceiling=loss)
 
     heldout = [
-        panel(f"heldout {m}", WATCHED.get(m, f"test {drawable(m)}"), values, m in WATCHED)
-        for m, values in looks.items()
+        panel(f"heldout {m}", _heldout_name(m), values, m in WATCHED) for m, values in looks.items()
     ]
     return [panel("loss", "train loss", train, loss=True), *heldout]
+
+
+def _ordered(look: Record) -> Record:
+    """Metrics on held-out data, those that all tasks may have first."""
+    return {name: look[name] for name in dict.fromkeys([*FIRST, *look]) if name in look}
+
+
+def _heldout_name(metric: str) -> str:
+    return WATCHED.get(metric, f"test {drawable(metric)}")
+
+
+def _heldout_facts(look: Record) -> list[tuple[str, str]]:
+    """Each metric on held-out data and its value, in words."""
+    return [(_heldout_name(metric), _value(metric, x)) for metric, x in _ordered(look).items()]
+
+
+def _value(metric: str, value: float | None) -> str:
+    return percent(value) if metric == "accuracy" else number(value)
+
+
+def look_lines(look: Record, width: int) -> list[str]:
+    """A look at held-out data in words, in lines of at most so many characters that break between
+    two metrics. All that follow the test loss are of the test split."""
+    values = {metric: _value(metric, value) for metric, value in _ordered(look).items()}
+    found = [f"{WATCHED.get(metric) or drawable(metric)} {x}" for metric, x in values.items()]
+    text = ", ".join(each.replace(" ", "\xa0") for each in found)
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def write_curves(records: Sequence[Record], path: Path) -> None:
@@ -243,8 +276,7 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("rounds", f"{count(end['rounds'])} in {duration(end['seconds'])}"),
         ("train loss", f"{number(end['loss'])} (mean of the last {WINDOW} rounds)"),
     ]
-    for name, value in end["heldout"].items():
-        found.append((f"test {name}", percent(value) if name == "accuracy" else number(value)))
+    found += _heldout_facts(end["heldout"])
     if "early" in end:
         found.append(("early stopping", _early(end["early"])))
     found.append(("state", agreement(end)))

@@ -16,8 +16,9 @@ from laconic.cli import launch
 from laconic.cli.launch import LaunchConfig, LaunchDisplay
 from laconic.engines.registry import ENGINES
 from laconic.engines.supervisor import Line
-from laconic.runs.folder import RunFolder
+from laconic.runs.folder import Observer, RunFolder
 from laconic.runs.train import TrainConfig, train
+from tests import tiny
 from tests.cli.commands import assert_help_has, assert_one_error, laconic
 from tests.show.trainings import a_row
 
@@ -71,6 +72,15 @@ def installed(monkeypatch):
 def test_errors_are_one_line_and_start_nothing(argv, parts, capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "Supervisor", None)
     assert_one_error(capfd, ["launch", *argv], parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_looks_at_data_that_a_task_does_not_have_start_nothing(capfd, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "Supervisor", None)
+    monkeypatch.setattr(launch, "make_task", lambda spec: tiny.task())
+    words = ["launch", "--workers", "2", *TRAIN, "--evaluate-every", "5"]
+    assert_one_error(capfd, words, ["tiny has no held-out data", "evaluate_every"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -387,6 +397,64 @@ def test_a_log_gets_a_line_now_and_then(display):
         "worker 0 starts; worker 1 starts",
         "round 7/50, quorum 2, loss 0.1429, restarts 2",
     ]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_one_worker_finds_on_held_out_data_is_told_once(display, first):
+    """Whichever of them tells of the round first."""
+    heard = []
+
+    class Heard(Observer):
+        def round(self, row):
+            heard.append((row["round"], row["loss"], row.get("heldout")))
+
+        def numbers(self, label, done, values):
+            heard.append((label, done, {name: str(value) for name, value in values.items()}))
+
+    display.watcher = Heard()
+    for r in (1, 2):
+        for worker in (first, 1 - first):
+            more = (
+                {"heldout": {"loss": 0.5, "valid_loss": 0.25, "own": None}} if worker == 0 else {}
+            )
+            more = more if r == 2 else {}
+            row = a_row(r, 0.0, refused={}, **more)
+            display.take(a_line(f"worker {worker}", **{**row, "kind": "round"}))
+    values = {"test_loss": 0.5, "valid_loss": 0.25, "test_own": None}
+    for worker in (0, 1):
+        display.take(a_line(f"worker {worker}", "numbers", round=2, values=values))
+    told = {"test_loss": "0.5", "valid_loss": "0.25", "test_own": "nan"}
+    assert heard == [(1, 1.0, None), (2, 0.5, None), ("training", 2, told)]
+    assert display.console.export_text().splitlines() == [
+        "worker 0 | round 2/50: validation loss 0.250, test loss 0.500, own –"
+    ]
+
+
+def test_without_looks_the_numbers_of_the_end_are_told_once(display):
+    heard = []
+
+    class Heard(Observer):
+        def numbers(self, label, done, values):
+            heard.append((label, done, dict(values)))
+
+    display.watcher = Heard()
+    for worker in (1, 0):
+        row = a_row(50, 0.0, refused={})
+        display.take(a_line(f"worker {worker}", **{**row, "kind": "round"}))
+        values = {"test_loss": 0.5}
+        display.take(a_line(f"worker {worker}", "numbers", round=50, values=values))
+    assert heard == [("training", 50, {"test_loss": 0.5})]
+
+
+def test_a_look_of_many_metrics_stays_within_80_columns(display):
+    look = {"loss": 0.25} | {f"a metric with a name {i}": 100.0 + i for i in range(7)}
+    row = a_row(2, 0.0, refused={}, heldout=look)
+    display.take(a_line("worker 0", **{**row, "kind": "round"}))
+    lines = display.console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    told = " ".join(line.removeprefix("worker 0 | ").strip() for line in lines)
+    metrics = ", ".join(f"a metric with a name {i} {100 + i}" for i in range(7))
+    assert told == f"round 2/50: test loss 0.250, {metrics}"
 
 
 def test_the_table_fits_into_80_columns(display):

@@ -226,9 +226,11 @@ def test_json_is_one_strict_object_a_line(monkeypatch):
     observer = Json()
     observer.round(a_row(1, losses={0: 0.5}, loss=float("nan")))
     observer.end({"round": 1})
-    first, second = map(json.loads, told.getvalue().splitlines())
+    observer.numbers("training", 1, {"test_loss": 0.5, "test_odd": float("inf")})
+    first, second, third = map(json.loads, told.getvalue().splitlines())
     assert (first["loss"], first["losses"]) == (None, {"0": 0.5})
     assert second == {"kind": "end", "round": 1}
+    assert third == {"kind": "numbers", "round": 1, "values": {"test_loss": 0.5, "test_odd": None}}
 
 
 def test_people_are_told_now_and_then(capfd):
@@ -248,6 +250,18 @@ def test_people_are_told_now_and_then(capfd):
         "worker 3: round 9/9",
     ]
     assert said[-1] == "worker 3: round 9/9, 2 workers, loss 0.2500"
+
+
+def test_people_are_told_of_looks_at_held_out_data(capfd):
+    observer = Lines(3, clock=lambda: 0.0)
+    observer.begin("training", 200, 0)
+    for r in range(1, 201):
+        look = {"accuracy": 0.5, "loss": 0.25, "sum": float(r)}
+        observer.round(a_row(r, heldout=look) if r % 2 == 0 else a_row(r))
+    looks = [line for line in capfd.readouterr().err.splitlines() if "test loss" in line]
+    assert looks[0] == "worker 3: round 2/200: test loss 0.250, accuracy 50.0 %, sum 2.00"
+    assert looks[-1] == "worker 3: round 200/200: test loss 0.250, accuracy 50.0 %, sum 200"
+    assert len(looks) <= 21
 
 
 def test_a_pace_is_kept(monkeypatch):

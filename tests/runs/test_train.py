@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from laconic.engines.base import Refused, SimulatedEngine
 from laconic.recipes.trainings import TRAIN_RECIPES
+from laconic.runs import train as runs_train
 from laconic.runs.folder import Interrupted, Observer, RunFolder, read_header
 from laconic.runs.measure import heldout_metrics
 from laconic.runs.settings import command_line, read_config
@@ -35,6 +36,7 @@ from laconic.store import records as records_module
 from laconic.store.records import RECORDS, plain, read
 from laconic.tasks.catalog import make_task
 from laconic.zoo import load
+from tests import tiny
 from tests.cli.commands import process
 from tests.outer.trees import QUICK
 from tests.runs import killed
@@ -338,6 +340,38 @@ def test_a_folder_of_another_run_is_refused_even_if_the_settings_are_the_same(tm
     with pytest.raises(Refused, match=f"is of the run {'a' * 16}, and this is the run {'b' * 16}"):
         begin("b" * 16)
     assert (tmp_path / RECORDS).read_bytes() == before
+
+
+def test_a_worker_refuses_looks_at_data_that_its_task_does_not_have(
+    tmp_path, monkeypatch, raises_clearly
+):
+    monkeypatch.setattr(runs_train, "given_task", lambda task, spec: (tiny.task(), "tiny"))
+    config = replace(SMALL, evaluate_every=2)
+    with raises_clearly("tiny has no held-out data", "evaluate_every"):
+        work(
+            config,
+            lambda: SimulatedEngine(3),
+            "simulated",
+            seal_of("token", config),
+            tmp_path / "run",
+            observer=Heard(),
+            stop=lambda: False,
+            command="laconic worker",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_from_before_there_were_looks_goes_on_without_any(tmp_path):
+    whole = train(replace(SMALL, out=tmp_path / "whole"))[1]
+    with pytest.raises(Interrupted):
+        train(replace(SMALL, out=tmp_path / "old"), stop=lambda: True)
+    header, *rest = read(tmp_path / "old" / RECORDS)
+    for name in ("patience", "evaluate_every"):
+        del header["config"][name]
+    RunFolder(tmp_path / "old").rewrite([header, *rest])
+    records = resume_train(tmp_path / "old")[1]
+    assert records[-1]["final_digests"] == whole[-1]["final_digests"]
+    assert not any("heldout" in record for record in records if record["kind"] == "rounds")
 
 
 def test_an_unfinished_run_is_gone_on_with_and_a_finished_one_is_not(tmp_path, monkeypatch):
