@@ -4,6 +4,7 @@ what the index of results says of them. `prose.py` joins them to its own."""
 import functools
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -33,6 +34,11 @@ SETTINGS = (
 )
 EARLY, LATE = (181, 200), (951, 1000)
 OURS, TUNED = "FedLOpt", "FedLOpt (tuned)"
+NOISY = (
+    "| Fashion-MNIST, MLP of 2 layers, SGD",
+    "| Fashion-MNIST, MLP of 3 layers, AdamW",
+    "| Tiny-ImageNet (half), MLP of 2 layers, AdamW",
+)
 
 
 # --- the suite ------------------------------------------------------------------------------------
@@ -84,6 +90,7 @@ def suite() -> list[Claim]:
             lambda: _stopped("lopt-r-second"),
         ),
         ("stopped after {} of {} outer steps | 0.016", lambda: _stopped("lopt-r-stopped")),
+        *[(title + " | {}" * 5 + " |", partial(_noise, i)) for i, title in enumerate(NOISY)],
     ]
 
 
@@ -95,6 +102,15 @@ def _like(folder: str, begin: str) -> str:
 
 def _stopped(name: str) -> list[float]:
     return [float(read(f"meta/{name}")[-1]["end"]), float(config(f"meta/{name}")["steps"])]
+
+
+def _noise(i: int) -> list[float]:
+    """Mean cosines of a family's gradients, and the variances that two of them mean."""
+    rows = benchmark("gradient-noise-cpu")["rows"]
+    family = list(dict.fromkeys(row["family"] for row in rows))[i]
+    found = {row["estimator"]: row["cosine"] for row in rows if row["family"] == family}
+    cosines = [found[name] for name in ("pes", "nres", "shifts")]
+    return [*cosines, *(1 / cosine - 1 for cosine in cosines[1:])]
 
 
 def _setting(panel: str, name: str) -> float:

@@ -221,6 +221,14 @@ _WIDE = replace(
     outlying=3.0,
     judge_seeds=8,
 )
+# What the head decides is perturbed, not its weights; compressed messages need whole tensors.
+_SHIFTS = replace(
+    _WIDE,
+    tasks=tuple(task for task in _WIDE_FAMILIES if "compress" not in task),
+    estimator="shifts",
+    sigma=1.0,
+    peak=5e-3,
+)
 
 META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     "lopt-a-fmnist": (
@@ -389,6 +397,10 @@ META_RECIPES: dict[str, tuple[str, MetaConfig]] = {
     "lopt-r-wide": (
         "lopt-r on thirteen families, half of them with AdamW workers: minutes on a large GPU",
         _WIDE,
+    ),
+    "lopt-r-shifts": (
+        "lopt-r on twelve of them, by perturbing what its head decides: minutes on a large GPU",
+        _SHIFTS,
     ),
     "lopt-r": (
         "lopt-r on families of small tasks that each run draws its setting from, judged on others",

@@ -416,6 +416,7 @@ def _steps(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str,
         asked, out_of_time, burst = agreed(stop(), out_of_time, burst)
         if asked or out_of_time or run.done % config.checkpoint_every == 0:
             run.save()
+            run.publish()
         if (asked or out_of_time) and run.done < config.steps:
             too_short = deadline is not None and now > deadline and run.done == first and not asked
             if not run.best.step and not too_short:

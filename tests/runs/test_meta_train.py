@@ -223,6 +223,20 @@ def test_a_stopped_run_goes_on_to_the_same_bits(whole, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_run_that_dies_leaves_a_file_as_young_as_its_checkpoint(tmp_path):
+    class Dies(Watcher):
+        def progress(self, label, done, loss, norm=None):
+            super().progress(label, done, loss, norm)
+            if done == 7:
+                raise ConnectionError("the machine is gone")
+
+    folder = tmp_path / "run"
+    with pytest.raises(ConnectionError):
+        meta_train(replace(TINY, checkpoint_every=3, out=folder), observer=Dies())
+    assert checkpoint.peek(folder / CHECKPOINT)["done"] == 6
+    assert zoo.load(folder / "last.safetensors").card.outer_steps == 6
+
+
 def test_a_stop_before_the_first_judgement_judges(whole, tmp_path):
     watcher, folder = Watcher(leave_at=1), tmp_path / "run"
     with pytest.raises(Interrupted):
