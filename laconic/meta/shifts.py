@@ -49,6 +49,7 @@ UNITS = 2  # hidden units that shifts need, one for each basis function beside t
 SLOPE = 0.4  # of the unit that sees the share of training done: so small that tanh is a line
 STEEP = 1.0  # of the unit that sees the kind of tensor, which is 0 or 1
 KEPT = 16  # rounds of a run whose inputs are kept
+LEAST_SHIFT = 0.1  # of sigma: shorter shifts change losses too little to see
 RIDGE = 0.05  # of least squares, where a run has shown little
 
 

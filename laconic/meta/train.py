@@ -34,7 +34,7 @@ from laconic.meta.problem import (
     check_fits,
     training_problem,
 )
-from laconic.meta.shifts import check_watchable, shifts, watched_problem
+from laconic.meta.shifts import LEAST_SHIFT, check_watchable, shifts, watched_problem
 from laconic.meta.varied import varied_problem
 from laconic.outer.learned import Theta
 from laconic.tasks.base import Task
@@ -184,6 +184,11 @@ class Outer:
             raise LaconicError("outlying and trained are for estimators with perturbations.")
         if self.estimator == "shifts" and self.trained:
             raise LaconicError("shifts perturbs no tensor of φ: leave trained out.")
+        if self.estimator == "shifts" and self.sigma < LEAST_SHIFT:
+            raise LaconicError(
+                f"the sigma of shifts is in units of its own, 1 or so and at least {LEAST_SHIFT}; "
+                f"got {self.sigma:g}, of which losses would show little but rounding."
+            )
 
     def adamw(self) -> optax.GradientTransformation:
         """AdamW with linear warm-up from 3e-10 and cosine decay to `last`."""

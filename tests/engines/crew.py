@@ -75,6 +75,10 @@ class Commit(NamedTuple):
     at: float
 
 
+class Closed(Exception):
+    """A crew is closed while one of its workers waits for others, or for a Lighthouse."""
+
+
 class Crew:
     """Workers that take rounds until they are closed; `commits` by worker, `told` what they say."""
 
@@ -86,6 +90,7 @@ class Crew:
         self._stop = threading.Event()
         for engine in self.engines:
             engine.counts.tell = self.told[engine.worker].append
+            engine.counts.waits = self._still_open
             engine.open(SIZE, STRUCTURE, lambda round, digest: None)
 
     def wire(self, one: int, other: int) -> list[Wire]:
@@ -109,6 +114,10 @@ class Crew:
         for thread in self._threads:
             thread.start()
 
+    def _still_open(self) -> None:
+        if self._stop.is_set():
+            raise Closed
+
     def _work(self, engine: ElasticEngine) -> None:
         now, digest = 0, bytes(32)
         frame = np.full(SIZE, engine.worker, np.uint8)
@@ -120,6 +129,8 @@ class Crew:
                 self.told[engine.worker].append(str(error))
                 engine.commit(False, digest)
                 continue
+            except Closed:
+                break
             assert {w: int(f[0]) for w, f in frames.items()} == {w: w for w in quorum.workers}
             now = quorum.round + 1
             digest = hashlib.sha256(quorum.digest + repr(quorum.workers).encode()).digest()

@@ -193,5 +193,12 @@ def test_what_has_no_head_to_shift_is_refused(learned, inner, words):
     outer = Outer(steps=2, estimator="shifts", pairs=2, truncation=2, sigma=1.0, horizon=SHORT)
     with pytest.raises(LaconicError, match=words):
         MetaTrainer([make_task(inner.task)], learned, [inner], outer)
-    with pytest.raises(LaconicError, match="leave trained out"):
-        replace(outer, trained=("w1",))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"trained": ("w1",)}, "leave trained out"), ({"sigma": 0.03}, "1 or so")],
+)
+def test_what_shifts_have_no_use_for_is_refused(changed, words):
+    with pytest.raises(LaconicError, match=words):
+        Outer(**{"estimator": "shifts", "sigma": 1.0, **changed})
