@@ -142,12 +142,14 @@ def _antithetic(
         eps = restricted(eps, only)
         pairs_of = jax.tree.map(remember, state.xi, eps)
         eps, xi = jax.tree.transpose(jax.tree.structure(theta), None, pairs_of)
-        runs, losses_N2 = jax.vmap(partial(_unroll_pair, problem, theta, truncation))(
-            state.runs, eps
-        )
+
+        def moved(eps: Theta, sign: jax.Array) -> Theta:
+            return jax.tree.map(lambda t, e: t + sign * e, theta, eps)
+
+        unroll = partial(unroll_pair, problem, moved, truncation)
+        runs, losses_N2 = jax.vmap(unroll)(state.runs, eps)
         gradient = jax.tree.map(partial(_correlate, differences(losses_N2, outlying), sigma), xi)
-        hopeless_N = jnp.all(losses_N2 >= problem.ceiling * (1 - 1e-6), axis=1) & reset_diverged
-        hopeless_N |= ~jnp.all(jnp.isfinite(losses_N2), axis=1)
+        hopeless_N = hopeless(losses_N2, problem.ceiling, reset_diverged)
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
         fresh = twice(begin_all(problem, theta, keys_N3[:, 1], clock))
         runs, xi = where_N(over_N, (fresh, _zeros(xi, None)), (runs, xi))
@@ -168,18 +170,28 @@ def twice(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.stack([x, x], axis=1), tree)
 
 
-def _unroll_pair(
-    problem: InnerProblem, theta: Theta, truncation: int, runs: Any, eps: Theta
+def unroll_pair(
+    problem: InnerProblem,
+    moved: Callable[[Any, jax.Array], Theta],
+    truncation: int,
+    runs: Any,
+    perturbation: Any,
 ) -> tuple[Any, jax.Array]:
-    """Both signs of one pair, on the same items → their runs and mean capped losses [2]."""
+    """Both signs of one pair, on the same items → their runs and mean capped losses [2]; `moved`
+    gives φ from a perturbation and a sign."""
     items = problem.draw(jax.tree.map(lambda x: x[0], runs), truncation)
 
     def one(sign: jax.Array, run: Any) -> tuple[Any, jax.Array]:
-        perturbed = jax.tree.map(lambda t, e: t + sign * e, theta, eps)
-        run, losses_T = problem.unroll(perturbed, run, items)
+        run, losses_T = problem.unroll(moved(perturbation, sign), run, items)
         return run, jnp.mean(capped(losses_T, problem.ceiling))
 
     return jax.vmap(one)(jnp.asarray(SIGNS), runs)
+
+
+def hopeless(losses_N2: jax.Array, ceiling: float, reset_diverged: bool) -> jax.Array:
+    """Pairs that begin anew [N]: both signs at the ceiling, if asked for, or one not finite."""
+    at_ceiling_N = jnp.all(losses_N2 >= ceiling * (1 - 1e-6), axis=1) & reset_diverged
+    return at_ceiling_N | ~jnp.all(jnp.isfinite(losses_N2), axis=1)
 
 
 def differences(losses_N2: jax.Array, outlying: float) -> jax.Array:

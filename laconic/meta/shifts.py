@@ -37,8 +37,8 @@ from laconic.meta.estimator import (
     tick,
     where_N,
 )
-from laconic.meta.pes import SIGNS, differences, twice
-from laconic.meta.problem import Inner, InnerProblem, Learned, capped
+from laconic.meta.pes import differences, hopeless, twice, unroll_pair
+from laconic.meta.problem import Inner, InnerProblem, Learned
 from laconic.meta.varied import in_rows, varied_problem
 from laconic.outer.learned import Theta
 from laconic.outer.relative import RelativeOptimizer
@@ -188,7 +188,8 @@ def shifts(
 
     def estimate(theta: Theta, state: Shifted, key: jax.Array) -> tuple[Theta, Shifted, Metrics]:
         keys_N3 = group_keys(state.clock, key)
-        unroll = partial(_unroll_pair, watchable, theta, truncation)
+        moved = lambda shift_D, sign: shifted(spec, theta, sign * shift_D)
+        unroll = partial(unroll_pair, problem, moved, truncation)
         runs, losses_N2 = jax.vmap(unroll)(state.runs, state.shift)
         now = jax.vmap(lambda run: inputs(run)[0])(runs)
         put = lambda kept, look, new: kept.at[look % KEPT].set(new)
@@ -200,8 +201,7 @@ def shifts(
             return jnp.mean(jnp.sum(slope_ND * along_ND, axis=1))
 
         gradient = jax.grad(decided)(theta)
-        hopeless_N = jnp.all(losses_N2 >= problem.ceiling * (1 - 1e-6), axis=1) & reset_diverged
-        hopeless_N |= ~jnp.all(jnp.isfinite(losses_N2), axis=1)
+        hopeless_N = hopeless(losses_N2, problem.ceiling, reset_diverged)
         clock, over_N = tick(state.clock, truncation, hopeless_N, horizon, keys_N3[:, 2])
         anew = (begun(theta, keys_N3[:, 1], clock), fresh(keys_N3[:, 0]), jnp.zeros_like(looks))
         goes_on = where_N(over_N, anew, (runs, state.shift, looks))
@@ -219,17 +219,3 @@ def _along_run(
     known = jnp.repeat(jnp.arange(KEPT) < looks, seen.shape[1])
     known &= jnp.all(jnp.isfinite(rows), axis=1)
     return along(spec, theta, jnp.where(known[:, None], rows, 0), known.astype(jnp.float32))
-
-
-def _unroll_pair(
-    watchable: Watchable, theta: Theta, truncation: int, runs: Any, shift_D: jax.Array
-) -> tuple[Any, jax.Array]:
-    """Both signs of one pair, on the same items → their runs and mean capped losses [2]."""
-    spec, problem, _ = watchable
-    items = problem.draw(jax.tree.map(lambda x: x[0], runs), truncation)
-
-    def one(sign: jax.Array, run: Any) -> tuple[Any, jax.Array]:
-        run, losses_T = problem.unroll(shifted(spec, theta, sign * shift_D), run, items)
-        return run, jnp.mean(capped(losses_T, problem.ceiling))
-
-    return jax.vmap(one)(jnp.asarray(SIGNS), runs)
