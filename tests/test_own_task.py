@@ -23,7 +23,6 @@ from laconic import (
     train,
 )
 from laconic.runs.folder import describe
-from laconic.runs.train import Part
 from laconic.show import training
 from laconic.show.comparison import curves_figure, panels
 from laconic.show.summary import summary_table
@@ -32,7 +31,7 @@ from laconic.tasks.catalog import OWN_TASK
 from laconic.tasks.own import fingerprint
 from tests import tiny
 from tests.cli.commands import assert_one_error, laconic
-from tests.runs.killed import finish, kill, started, without_times
+from tests.runs.killed import dying, finish, kill, started, without_times
 from tests.runs.notes import Notes
 
 DIGITS = '''
@@ -450,26 +449,14 @@ def test_a_look_tells_of_every_metric(here, capfd):
     assert own == {at: look["sum of squares"] for at, look in looks.items()}
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("point", [1, 4, 7, "end"])
 def test_a_killed_training_looks_again_and_finds_the_same(point, tmp_path, monkeypatch):
     config = TrainConfig(**SIZES, optimizer="slowmo", evaluate_every=2)
     config = replace(config, rounds=9, checkpoint_every=2)
     whole = train(replace(config, out=tmp_path / "whole"), measured(norms))[1]
 
-    def die(self, loop, log, report=None, due=None):
-        if report is None or report.round == point:
-            raise Killed
-        return committed(self, loop, log, report, due)
-
-    committed = Part._committed
-    with monkeypatch.context() as patch:
-        patch.setattr(Part, "_finish" if point == "end" else "_committed", die)
-        with pytest.raises(Killed):
-            train(replace(config, out=tmp_path / "cut"), measured(norms))
+    with dying(monkeypatch, point):
+        train(replace(config, out=tmp_path / "cut"), measured(norms))
     cut = resume(tmp_path / "cut", measured(norms))[1]
     assert list(looks_of(whole)) == [2, 4, 6, 8, 9]
     assert looks_of(cut) == looks_of(whole)

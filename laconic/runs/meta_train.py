@@ -421,7 +421,6 @@ def _steps(run: MetaRun, stop: Callable[[], bool]) -> tuple[Path, list[dict[str,
             too_short = deadline is not None and now > deadline and run.done == first and not asked
             if not run.best.step and not too_short:
                 _judge(run)  # after the checkpoint: a resumed run ends as if it had not stopped
-            run.publish()
             if too_short:
                 raise _too_short(run, now - start)
             why = "asked to stop" if asked else f"the {config.minutes} minutes are over"

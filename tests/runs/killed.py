@@ -1,11 +1,14 @@
 """Commands as processes of their own, killed without warning once they have recorded so much, and
-what they leave."""
+what they leave; and trainings in this process that die."""
 
 import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
 
+import pytest
+
+from laconic.runs.train import Part
 from laconic.store.records import RECORDS, read
 from tests.cli.commands import process
 from tests.outer.trees import QUICK
@@ -16,6 +19,26 @@ TIMES = (
     "step_seconds",
     "provenance",
 )  # what two runs of the same need not share
+
+
+class Killed(Exception):
+    pass
+
+
+@contextmanager
+def dying(monkeypatch, point):
+    """A training in here dies just before it writes down the round `point`, or its "end"."""
+
+    def die(self, loop, log, report=None, due=None):
+        if report is None or report.round == point:
+            raise Killed
+        return committed(self, loop, log, report, due)
+
+    committed = Part._committed
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "_finish" if point == "end" else "_committed", die)
+        with pytest.raises(Killed):
+            yield
 
 
 @contextmanager

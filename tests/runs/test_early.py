@@ -11,10 +11,11 @@ from laconic.cli.train import shared_config
 from laconic.runs.compare import CompareConfig, compare, resume_compare
 from laconic.runs.early import Looks
 from laconic.runs.folder import Interrupted
-from laconic.runs.train import Part, TrainConfig, resume_train, train
+from laconic.runs.train import TrainConfig, resume_train, train
 from laconic.show.summary import summary_table
 from laconic.show.verdict import notes
 from laconic.store import checkpoint
+from tests.runs.killed import dying
 from tests.runs.meta_runs import assert_same_bits
 from tests.runs.notes import Notes
 from tests.runs.test_compare import timeless
@@ -140,10 +141,6 @@ def test_a_training_stops_and_keeps_its_best_weights(trained):
     assert (kept["round"], kept["loss"]) == (early["best_round"], rows[best][2])
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("point", [1, 5, 9, "end"])
 def test_a_training_that_was_cut_off_stops_where_it_would_have(
     point, trained, tmp_path, monkeypatch
@@ -151,16 +148,8 @@ def test_a_training_that_was_cut_off_stops_where_it_would_have(
     folder, whole = trained
     cut = tmp_path / "cut"
 
-    def die(self, loop, log, report=None, due=None):
-        if report is None or report.round == point:
-            raise Killed
-        return committed(self, loop, log, report, due)
-
-    committed = Part._committed
-    with monkeypatch.context() as patch:
-        patch.setattr(Part, "_finish" if point == "end" else "_committed", die)
-        with pytest.raises(Killed):
-            train(replace(TRAIN, out=cut))
+    with dying(monkeypatch, point):
+        train(replace(TRAIN, out=cut))
     _, records = resume_train(cut)
     assert records[-1]["early"] == whole[-1]["early"]
     assert records[-1]["final_digests"] == whole[-1]["final_digests"]
